@@ -1,0 +1,1 @@
+"""Training data: a corpus as tokens, and the order in which a peer reads them."""

@@ -1,0 +1,1 @@
+"""Models and tokenizers: presets, and what transformers and tokenizers can read."""

@@ -7,25 +7,10 @@ and gRPC), `peer.net.memory` a whole network inside one process. Both pass the s
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+from peer.core.members import Member as Member
 from peer.wire.peer_pb2 import Message
-
-
-@dataclass(frozen=True)
-class Member:
-    """One live peer of a run, as its signed record says.
-
-    addresses are "host:port", best first; expires_s is Unix time.
-    """
-
-    run_id: str
-    peer_id: str
-    addresses: tuple[str, ...]
-    round: int
-    shard: int
-    expires_s: float
 
 
 class Stream(Protocol):

@@ -1,0 +1,87 @@
+"""peer join: train with the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from peer.config import HOME, MODEL, Config
+from peer.models import presets
+
+from .help import Command, examples, option
+
+
+@click.command(
+    name="join",
+    cls=Command,
+    short_help="Join a swarm and train with it.",
+    epilog=examples(
+        "peer join --model gpt-125m",
+        "peer join --model gpt-125m --bootstrap /ip4/203.0.113.5/tcp/7700/p2p/12D3KooW...",
+        "peer join --run our-run.toml --data ~/texts --device cuda:1",
+    ),
+)
+@option(
+    "--model",
+    group="What is trained",
+    metavar="NAME|FILE",
+    help=f"{', '.join(presets.names())}, or the path of a transformers config.json of a causal language model. "
+    f"Without --run, its preset says everything else.  [default: {MODEL}]",
+)
+@option("--run", group="What is trained", metavar="FILE", help="The run's manifest (TOML), as its organizer gave it.")
+@option(
+    "--data",
+    group="What is trained",
+    metavar="PATH",
+    help="Read this text instead of the run's corpus: a file, a folder or a glob of .txt and .jsonl files, also .gz.",
+)
+@option(
+    "--rounds",
+    group="What is trained",
+    type=int,
+    metavar="N",
+    help="Leave after N rounds from now.  [default: when the run is over]",
+)
+@option(
+    "--bootstrap",
+    group="With whom",
+    multiple=True,
+    metavar="MULTIADDR",
+    help="Find the swarm through this node; may be given several times. Without one that answers, a new swarm begins, "
+    "and the command with which others join it is printed.",
+)
+@option(
+    "--port",
+    group="With whom",
+    type=int,
+    metavar="N",
+    help="The TCP port on which others call. Forward it if your router lets you.  [default: any free one]",
+)
+@option(
+    "--announce",
+    group="With whom",
+    metavar="HOST[:PORT]",
+    help="Where others are to call, if that isn't what this machine sees: a router's outer address, or a name.",
+)
+@option("--device", group="On this machine", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps.  [default: auto]")
+@option(
+    "--home",
+    group="On this machine",
+    metavar="FOLDER",
+    help="Where this peer's key, checkpoints and log are kept; each daemon has its own. Options can stand in "
+    f'config.toml there, such as: bootstrap = ["/ip4/..."]  [default: {HOME}]',
+)
+@option(
+    "--json", is_flag=True, default=None, group="On this machine", help="Print events as JSON, one object to a line."
+)
+def command(**flags: Any) -> None:
+    """Join a swarm and train one model with it, until the run is over or Ctrl-C.
+
+    Training goes on whether or not anybody else can be reached. Ctrl-C saves and leaves; the same command goes on from
+    there. A newcomer fetches the current state from another peer first.
+    """
+    config = Config.load(flags)
+    from peer.daemon import main  # torch and all: only now, so that --help and mistakes are quick
+
+    raise SystemExit(main(config))

@@ -1,0 +1,71 @@
+"""What became of meetings: counted, told in the events, and held for or against each partner."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from peer.core.decision import Decision
+from peer.core.partners import Ledger
+from peer.events import EventLog, Meeting, Skip
+
+PASSING = ("busy", "crossing", "starting", "stopping")
+"""Reasons that say nothing against a partner and will soon be over."""
+
+
+@dataclass
+class Counts:
+    """Since the start: meetings held, declined by either side, failed; bytes of all of them; the last partner."""
+
+    meetings: int = 0
+    declined: int = 0
+    failed: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    partner: str | None = None
+
+
+class Account:
+    """The one place that every meeting's ending goes through."""
+
+    def __init__(self, events: EventLog) -> None:
+        self.counts = Counts()
+        self.ledger = Ledger()
+        self._events = events
+        self._idle = ""
+
+    def met(self, meeting: Meeting) -> None:
+        """Note a meeting that took place."""
+        self.counts.meetings += 1
+        self.counts.bytes_sent += meeting.bytes_sent
+        self.counts.bytes_received += meeting.bytes_received
+        self.counts.partner = meeting.partner
+        self.ledger.succeeded(meeting.partner)
+        self._idle = ""
+        self._events.write(meeting)
+
+    def declined(self, partner: str, decision: Decision) -> None:
+        """Note an offer that was declined, by either side."""
+        self.counts.declined += 1
+        self._rest(partner, decision)
+        self._events.write(Skip(partner, "declined", decision.reason, decision.detail))
+
+    def failed(self, partner: str, decision: Decision, bytes_sent: int, bytes_received: int) -> None:
+        """Note a meeting that broke; nothing was applied, or it is in doubt."""
+        self.counts.failed += 1
+        self.counts.bytes_sent += bytes_sent
+        self.counts.bytes_received += bytes_received
+        self._rest(partner, decision)
+        self._events.write(Skip(partner, "failed", decision.reason, decision.detail))
+
+    def idle(self, decision: Decision) -> None:
+        """Note why nobody can be asked, once for each reason; who is resting was noted when it failed."""
+        if decision.reason not in (self._idle, "resting"):
+            self._events.write(Skip(None, "declined", decision.reason, decision.detail))
+            self._idle = decision.reason
+
+    def _rest(self, partner: str, decision: Decision) -> None:
+        if decision.reason in PASSING:
+            self.ledger.busy(partner, time.time())
+        else:
+            self.ledger.failed(partner, time.time())

@@ -1,0 +1,342 @@
+"""One exchange as a state machine: messages and outcomes in, messages and one correction out. No sockets, no clock.
+
+The machine is driven from two sides. The network hands it messages (`receive`) and bad news (`lost`); training lets it
+read the live weights at a step boundary (`advance`), where it does every product that what has arrived so far allows.
+All tensors flow through the three legs (see `peer.core.codec`) independently of one another, so that on a slow link
+arithmetic and all three legs overlap.
+
+What may happen in which phase is `TABLE`; a pair that is not in it is a `ProtocolError`, and nothing is applied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from enum import Enum
+from zlib import crc32
+
+from torch import Tensor
+
+from peer.core import codec as codecs
+from peer.core.codec import Basis, Change, Codec, Correction, Part
+from peer.core.decision import Decision
+from peer.errors import ProtocolError
+from peer.wire.peer_pb2 import Abort, Answer, Commit, Done, Frame, Message
+
+FRAME_BYTES = 512 * 1024
+MAX_FRAME_BYTES = 1024 * 1024
+BUDGET_BYTES = 64 * 1024 * 1024
+
+
+class Phase(Enum):
+    """Where an exchange stands. The last four are endings."""
+
+    OFFERED = "offered"  # caller: offer sent
+    PROBING = "probing"  # caller: legs 1 and 3 go out, leg 2 comes in
+    SETTLING = "settling"  # caller: all sent, Commit too; waits for Done
+    SERVING = "serving"  # callee: accepted; legs 1 and 3 come in, leg 2 goes out
+    APPLIED = "applied"
+    DECLINED = "declined"
+    ABORTED = "aborted"
+    DOUBTED = "doubted"  # caller: everything was sent, but how it ended is not known
+
+
+class Cue(Enum):
+    """What can happen to an exchange."""
+
+    ACCEPT = "accept"  # an Answer that accepts
+    DECLINE = "decline"  # an Answer that declines
+    FRAME = "frame"
+    SENT = "sent"  # our last frame and Commit are on their way
+    COMMIT = "commit"
+    DONE = "done"
+    ABORT = "abort"  # the partner's, or our own: a message that breaks the rules, a correction that is refused
+    LOST = "lost"  # the stream ended, or was silent past its deadline
+
+
+TABLE: dict[tuple[Phase, Cue], Phase] = {
+    (Phase.OFFERED, Cue.ACCEPT): Phase.PROBING,
+    (Phase.OFFERED, Cue.DECLINE): Phase.DECLINED,
+    (Phase.OFFERED, Cue.ABORT): Phase.ABORTED,
+    (Phase.OFFERED, Cue.LOST): Phase.ABORTED,
+    (Phase.PROBING, Cue.FRAME): Phase.PROBING,
+    (Phase.PROBING, Cue.SENT): Phase.SETTLING,
+    (Phase.PROBING, Cue.ABORT): Phase.ABORTED,
+    (Phase.PROBING, Cue.LOST): Phase.ABORTED,
+    (Phase.SETTLING, Cue.DONE): Phase.APPLIED,
+    (Phase.SETTLING, Cue.ABORT): Phase.ABORTED,
+    (Phase.SETTLING, Cue.LOST): Phase.DOUBTED,
+    (Phase.DOUBTED, Cue.DONE): Phase.APPLIED,
+    (Phase.DOUBTED, Cue.ABORT): Phase.ABORTED,
+    (Phase.SERVING, Cue.FRAME): Phase.SERVING,
+    (Phase.SERVING, Cue.COMMIT): Phase.APPLIED,
+    (Phase.SERVING, Cue.ABORT): Phase.ABORTED,
+    (Phase.SERVING, Cue.LOST): Phase.ABORTED,
+}
+ENDINGS = frozenset({Phase.APPLIED, Phase.DECLINED, Phase.ABORTED, Phase.DOUBTED})
+
+_CUES = {"frame": Cue.FRAME, "commit": Cue.COMMIT, "done": Cue.DONE, "abort": Cue.ABORT}
+
+
+class Inbox:
+    """One incoming leg: frames in, whole parts out, in order. Takes no more memory than the part it is in."""
+
+    def __init__(self, leg: int, sizes: list[int]) -> None:
+        self.leg = leg
+        self.ready: list[tuple[int, bytearray]] = []
+        self._sizes = sizes
+        self._offset = 0
+        self._end = sum(sizes)
+        self._index = 0
+        self._part = bytearray()
+        self._skip_empty()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole leg has arrived."""
+        return self._offset == self._end
+
+    def take(self, frame: Frame) -> None:
+        """Accept the leg's next frame; raises `ProtocolError` on any other one."""
+        payload = frame.payload
+        if frame.leg != self.leg:
+            raise ProtocolError("malformed", f"a frame of leg {frame.leg} where leg {self.leg} was due")
+        if frame.offset != self._offset:
+            raise ProtocolError("out-of-order", f"a frame at byte {frame.offset} where byte {self._offset} was due")
+        if not 0 < len(payload) <= MAX_FRAME_BYTES or self._offset + len(payload) > self._end:
+            raise ProtocolError("oversized", f"a frame of {len(payload)} bytes, {self._end - self._offset} were left")
+        if crc32(payload) != frame.checksum:
+            raise ProtocolError("checksum", f"the frame at byte {frame.offset} arrived damaged")
+        self._offset += len(payload)
+        view = memoryview(payload)
+        while view:
+            piece = view[: self._sizes[self._index] - len(self._part)]
+            self._part += piece
+            view = view[len(piece) :]
+            if len(self._part) == self._sizes[self._index]:
+                self.ready.append((self._index, self._part))
+                self._part = bytearray()
+                self._index += 1
+                self._skip_empty()
+
+    def _skip_empty(self) -> None:
+        while self._index < len(self._sizes) and self._sizes[self._index] == 0:
+            self._index += 1
+
+
+class Outbox:
+    """One outgoing leg: parts in, frames of even size out."""
+
+    def __init__(self, leg: int) -> None:
+        self.leg = leg
+        self._offset = 0
+        self._buffer = bytearray()
+
+    def put(self, part: bytes) -> Iterator[Message]:
+        """Add a part; yield the frames that are full."""
+        self._buffer += part
+        full = len(self._buffer) - len(self._buffer) % FRAME_BYTES
+        if full:
+            view = memoryview(self._buffer)
+            for start in range(0, full, FRAME_BYTES):
+                yield self._frame(bytes(view[start : start + FRAME_BYTES]))
+            view.release()
+            del self._buffer[:full]
+
+    def flush(self) -> Iterator[Message]:
+        """Yield what is left as one frame."""
+        if self._buffer:
+            rest, self._buffer = bytes(self._buffer), bytearray()
+            yield self._frame(rest)
+
+    def _frame(self, payload: bytes) -> Message:
+        frame = Frame(leg=self.leg, offset=self._offset, payload=payload, checksum=crc32(payload))
+        self._offset += len(payload)
+        return Message(frame=frame)
+
+
+Read = Callable[[str], Tensor]
+"""Parameter name → the live tensor that is exchanged."""
+
+Admit = Callable[[float], Decision]
+"""‖C‖ → whether a correction of that size may be applied."""
+
+
+class Exchange:
+    """What caller and callee share: the phase, the changes so far, and how messages move them."""
+
+    def __init__(self, phase: Phase, parts: list[Part], codec: Codec, admit: Admit) -> None:
+        self.phase = phase
+        self.reason = ""
+        self.detail = ""
+        self._parts = parts
+        self._codec = codec
+        self._admit = admit
+        self._changes: dict[int, Change] = {}
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can happen, but for a doubt that is resolved."""
+        return self.phase in ENDINGS
+
+    @property
+    def correction(self) -> Correction:
+        """What both sides apply; only of an exchange that is `APPLIED`."""
+        if self.phase is not Phase.APPLIED:
+            raise ProtocolError("unfinished", f"there is no correction in phase {self.phase.value}")
+        return Correction(tuple(self._changes[index] for index in range(len(self._parts))))
+
+    def receive(self, message: Message) -> list[Message]:
+        """Take a message in and return what to say at once; a broken rule aborts, and raises `ProtocolError`."""
+        try:
+            return self._receive(message)
+        except ProtocolError as error:
+            self._give_up(error.reason, error.detail)
+            raise
+
+    def lost(self, reason: str, detail: str = "") -> None:
+        """Note that the stream ended or fell silent; without effect once the exchange has ended."""
+        if not self.ended:
+            self._end(Cue.LOST, reason, detail)
+
+    def abort(self, reason: str, detail: str = "") -> Message:
+        """Give up, for a reason of our own; return what to tell the partner."""
+        self._give_up(reason, detail)
+        return Message(abort=Abort(reason=reason, detail=detail))
+
+    def resolve(self, applied: bool) -> None:
+        """Learn how a doubted exchange ended on the other side."""
+        self._step(Cue.DONE if applied else Cue.ABORT)
+
+    def _receive(self, message: Message) -> list[Message]:
+        body = message.WhichOneof("body")
+        if body == "answer":
+            self._answered(message.answer)
+            return []
+        cue = _CUES.get(body or "")
+        if cue is None:
+            raise ProtocolError("malformed", f"a message {body!r} has no place in an exchange")
+        if (self.phase, cue) not in TABLE:
+            raise ProtocolError("late" if self.ended else "malformed", f"{body} in phase {self.phase.value}")
+        if cue is Cue.ABORT:
+            self._end(cue, message.abort.reason[:64], message.abort.detail[:256])
+            return []
+        if cue is Cue.FRAME:
+            self._take(message.frame)
+        elif cue is Cue.COMMIT:
+            self._check_whole()
+        self._step(cue)
+        return [Message(done=Done())] if cue is Cue.COMMIT else []
+
+    def _answered(self, answer: Answer) -> None:
+        self._step(Cue.ACCEPT if answer.accepted else Cue.DECLINE)
+        if not answer.accepted:
+            self.reason, self.detail = answer.reason[:64], answer.detail[:256]
+
+    def _take(self, frame: Frame) -> None:
+        raise NotImplementedError
+
+    def _check_whole(self) -> None:
+        """Raise `ProtocolError` unless every change is there and together they are in proportion."""
+        if len(self._changes) < len(self._parts):
+            raise ProtocolError("truncated", f"{len(self._changes)} of {len(self._parts)} tensors arrived")
+        decision = self._admit(math.sqrt(sum(change.squared_norm() for change in self._changes.values())))
+        if not decision:
+            raise ProtocolError(decision.reason, decision.detail)
+
+    def _give_up(self, reason: str, detail: str) -> None:
+        # once Commit is out the partner may have applied, whatever we think of what it says now
+        if not self.ended:
+            self._end(Cue.LOST if self.phase is Phase.SETTLING else Cue.ABORT, reason, detail)
+
+    def _end(self, cue: Cue, reason: str, detail: str) -> None:
+        self._step(cue)
+        self.reason, self.detail = reason, detail
+
+    def _step(self, cue: Cue) -> None:
+        if (self.phase, cue) not in TABLE:
+            raise ProtocolError("late" if self.ended else "malformed", f"{cue.value} in phase {self.phase.value}")
+        self.phase = TABLE[self.phase, cue]
+
+
+class Caller(Exchange):
+    """The side that offered: legs 1 and 3 are its own. It applies −w C on Done."""
+
+    def __init__(self, parts: list[Part], codec: Codec, basis: Basis, admit: Admit) -> None:
+        super().__init__(Phase.OFFERED, parts, codec, admit)
+        self._basis = basis
+        self._probed = 0
+        self._probes, self._answers = Outbox(1), Outbox(3)
+        self._replies = Inbox(2, [part.leg_bytes[1] for part in parts])
+
+    @property
+    def due(self) -> bool:
+        """Whether `advance` has something to do."""
+        return self.phase is Phase.PROBING and (self._probed < len(self._parts) or bool(self._replies.ready))
+
+    def advance(self, read: Read, budget_bytes: int = BUDGET_BYTES) -> list[Message]:
+        """At a step boundary: do the products that are due, at most budget_bytes of them; return what to send."""
+        out: list[Message] = []
+        while self._replies.ready and self.phase is Phase.PROBING:
+            index, payload = self._replies.ready.pop(0)
+            part = self._parts[index]
+            sent, self._changes[index] = codecs.answer(part, self._codec, read(part.name), payload)
+            out += self._answers.put(sent)
+        out += self._answers.flush()
+        while self.phase is Phase.PROBING and self._probed < len(self._parts) and budget_bytes > 0:
+            part = self._parts[self._probed]
+            sent = codecs.probe(part, self._codec, read(part.name), self._basis)
+            self._probed += 1
+            budget_bytes -= len(sent)
+            out += self._probes.put(sent)
+        out += self._probes.flush()
+        if self.phase is Phase.PROBING and len(self._changes) == len(self._parts):
+            self._check_whole()
+            out.append(Message(commit=Commit()))
+            self._step(Cue.SENT)
+        return out
+
+    def _take(self, frame: Frame) -> None:
+        self._replies.take(frame)
+
+
+class Callee(Exchange):
+    """The side that accepted: leg 2 is its own. It applies +w C on Commit."""
+
+    def __init__(self, parts: list[Part], codec: Codec, admit: Admit) -> None:
+        super().__init__(Phase.SERVING, parts, codec, admit)
+        self._left: dict[int, Tensor] = {}
+        self._replies = Outbox(2)
+        self._probes = Inbox(1, [part.leg_bytes[0] for part in parts])
+        self._answers = Inbox(3, [part.leg_bytes[2] for part in parts])
+
+    @property
+    def due(self) -> bool:
+        """Whether `advance` has something to do."""
+        return self.phase is Phase.SERVING and bool(self._probes.ready)
+
+    def advance(self, read: Read, budget_bytes: int = BUDGET_BYTES) -> list[Message]:
+        """At a step boundary: do the products that are due, at most budget_bytes of them; return what to send."""
+        out: list[Message] = []
+        while self._probes.ready and self.phase is Phase.SERVING and budget_bytes > 0:
+            index, payload = self._probes.ready.pop(0)
+            part = self._parts[index]
+            sent, left = codecs.reply(part, self._codec, read(part.name), payload)
+            if part.leg_bytes[2]:
+                self._left[index] = left
+            else:
+                self._changes[index] = codecs.settle(part, self._codec, left, bytearray())
+            budget_bytes -= len(sent)
+            out += self._replies.put(sent)
+        return out + list(self._replies.flush())
+
+    def _take(self, frame: Frame) -> None:
+        if frame.leg == 1:
+            self._probes.take(frame)
+            return
+        self._answers.take(frame)
+        for index, payload in self._answers.ready:
+            if index not in self._left:
+                raise ProtocolError("malformed", "a difference arrived before the factor it answers was sent")
+            self._changes[index] = codecs.settle(self._parts[index], self._codec, self._left.pop(index), payload)
+        self._answers.ready.clear()

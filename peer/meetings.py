@@ -1,0 +1,350 @@
+"""Offer, exchange, correction, again and again, beside training."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections import OrderedDict, deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from peer.account import Account
+from peer.boundary import Boundary
+from peer.conversation import Conversation
+from peer.core.admit import Standing, admit_correction, admit_offer
+from peer.core.codec import next_basis, parse, parts, start_basis
+from peer.core.decision import Decision
+from peer.core.exchange import Callee, Caller, Phase
+from peer.core.gossip import pair_weight
+from peer.core.members import Member
+from peer.core.partners import choose
+from peer.core.state import State
+from peer.errors import ProtocolError, Unreachable
+from peer.events import Meeting
+from peer.manifest import Manifest
+from peer.net.base import Network, Stream
+from peer.roster import Roster
+from peer.wire.peer_pb2 import Answer, Inquiry, Message, Offer, Outcome
+
+PROTOCOL = 1
+DIAL_S = 5.0
+ANSWER_S = 10.0
+SILENCE_S = 15.0
+TICK_S = 0.05
+IDLE_S = 0.25
+REMEMBERED_MEETINGS = 256
+REMEMBERED_NORMS = 64
+INQUIRIES = 3
+
+
+class Pace(Protocol):
+    """Where training is; read only."""
+
+    @property
+    def round(self) -> int:
+        """Outer steps done."""
+
+    @property
+    def fraction(self) -> float:
+        """How much of the round is done, from 0 to 1."""
+
+    @property
+    def step_s(self) -> float:
+        """How long an inner step takes."""
+
+
+@dataclass
+class _Talk:
+    """One meeting from the offer to its end, as this side sees it."""
+
+    role: str
+    partner: str
+    meeting_id: bytes
+    exchange: Caller | Callee
+    began_s: float
+    partner_round: int = 0
+    patience_ms: int = 0
+    stream: Stream | None = None
+
+
+class Meetings:
+    """A peer's meetings: those it asks for, spread over the round, and those it is asked for. One at a time.
+
+    origin: hash of the first weights. shapes: of the parameters, in the model's order.
+    """
+
+    def __init__(
+        self,
+        peer_id: str,
+        run: Manifest,
+        shapes: dict[str, tuple[int, ...]],
+        origin: str,
+        network: Network,
+        roster: Roster,
+        boundary: Boundary,
+        pace: Pace,
+        account: Account,
+    ) -> None:
+        self._peer_id, self._run, self._origin = peer_id, run, origin
+        self._network, self._roster, self._boundary = network, roster, boundary
+        self._pace, self._account = pace, account
+        self._codec = parse(run.exchange.codec)
+        self._parts = parts(shapes, self._codec)
+        self._weight = pair_weight(run.outer.alpha)
+        self._random = random.Random(peer_id)
+        self._basis = start_basis(self._parts, torch.Generator().manual_seed(self._random.getrandbits(63)))
+        self._norms: deque[float] = deque(maxlen=REMEMBERED_NORMS)
+        self._talk: _Talk | None = None
+        self._free = asyncio.Event()
+        self._free.set()
+        self._offering_to: str | None = None
+        self._endings: OrderedDict[bytes, bool] = OrderedDict()
+        self._stopping = False
+        self._met = (0, 0)  # round, meetings in it
+
+    async def run(self) -> None:
+        """Ask for meetings for ever, as many a round as the run has it."""
+        while True:
+            if not self._due():
+                await asyncio.sleep(TICK_S)
+                continue
+            choice = choose(
+                self._roster.members,
+                self._peer_id,
+                self._pace.round,
+                self._run.exchange.max_lag,
+                self._account.ledger,
+                time.time(),
+                self._random,
+            )
+            if isinstance(choice, Decision):
+                self._account.idle(choice)
+                await asyncio.sleep(IDLE_S)
+            else:
+                await self._ask(choice)
+
+    async def close(self, grace_s: float) -> None:
+        """Decline from now on; give the meeting that is under way a little time to end."""
+        self._stopping = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._free.wait()
+
+    # ------------------------------------------------------------------ as callee
+
+    async def invited(self, stream: Stream, offer: Offer) -> None:
+        """Answer an offer, and if it is accepted, hold the meeting."""
+        decision = self._decide(offer)
+        answer = Answer(
+            accepted=bool(decision),
+            reason=decision.reason,
+            detail=decision.detail,
+            peer_id=self._peer_id,
+            round=self._pace.round,
+            patience_ms=self._patience_ms(),
+        )
+        if not decision:
+            with suppress(Unreachable):
+                await stream.send(Message(answer=answer), ANSWER_S)
+            if decision.reason not in ("busy", "crossing", "stopping"):  # these are the caller's to count
+                self._account.declined(offer.peer_id[:64], decision)
+            return
+        talk = _Talk(
+            "callee",
+            offer.peer_id,
+            offer.meeting_id,
+            Callee(self._parts, self._codec, self._admit),
+            time.monotonic(),
+            offer.round,
+            offer.patience_ms,
+            stream,
+        )
+        self._begin(talk)
+        try:
+            await stream.send(Message(answer=answer), ANSWER_S)
+            await self._converse(talk, stream)
+        except Unreachable as error:
+            talk.exchange.lost("lost", str(error))
+        finally:
+            self._conclude(talk)
+
+    async def inquired(self, stream: Stream, inquiry: Inquiry) -> None:
+        """Tell a caller that lost the last message how a meeting ended; one that is still going on ends untouched."""
+        talk = self._talk
+        if talk is not None and talk.role == "callee" and talk.meeting_id == inquiry.meeting_id:
+            talk.exchange.lost("lost", "the caller lost the stream")
+            known: bool | None = talk.exchange.phase is Phase.APPLIED
+        else:
+            known = self._endings.get(inquiry.meeting_id)
+        ending = Outcome.UNKNOWN if known is None else Outcome.APPLIED if known else Outcome.UNTOUCHED
+        await stream.send(Message(outcome=Outcome(ending=ending)), ANSWER_S)
+
+    # ------------------------------------------------------------------ as caller
+
+    async def _ask(self, partner: Member) -> None:
+        """Offer a meeting to one partner, and hold it if the partner accepts."""
+        exchange = Caller(self._parts, self._codec, self._basis, self._admit)
+        talk = _Talk("caller", partner.peer_id, os.urandom(16), exchange, time.monotonic())
+        self._offering_to = partner.peer_id
+        try:
+            talk.stream = await self._network.dial(partner.addresses[0], DIAL_S)
+            await talk.stream.send(Message(offer=self._offer(talk.meeting_id)), ANSWER_S)
+            if await self._accepted(exchange, talk):
+                await self._converse(talk, talk.stream)
+                if exchange.phase is Phase.DOUBTED:
+                    await self._inquire(exchange, partner, talk.meeting_id)
+        except Unreachable as error:
+            exchange.lost("unreachable", str(error))
+        except ProtocolError as error:
+            exchange.lost(error.reason, error.detail)
+        finally:
+            self._offering_to = None
+            if talk.stream is not None:
+                await talk.stream.close()
+            self._conclude(talk)
+
+    def _offer(self, meeting_id: bytes) -> Offer:
+        return Offer(
+            protocol=PROTOCOL,
+            run_id=self._run.run_id,
+            origin=self._origin,
+            peer_id=self._peer_id,
+            round=self._pace.round,
+            meeting_id=meeting_id,
+            codec=self._codec.spec,
+            weight=self._weight,
+            patience_ms=self._patience_ms(),
+        )
+
+    async def _accepted(self, exchange: Caller, talk: _Talk) -> bool:
+        """Wait for the answer; from a yes on, this peer is busy."""
+        stream = talk.stream
+        message = await stream.receive(ANSWER_S) if stream else None
+        if message is None or stream is None:
+            raise Unreachable("the partner ended the stream before it answered")
+        talk.partner_round, talk.patience_ms = message.answer.round, min(message.answer.patience_ms, 600_000)
+        self._offering_to = None
+        if message.HasField("answer") and message.answer.accepted and self._talk is not None:
+            # meanwhile we accepted an offer that crossed this one
+            await stream.send(exchange.abort("busy", "this peer is in another meeting"), ANSWER_S)
+            return False
+        exchange.receive(message)
+        if exchange.phase is not Phase.PROBING:
+            return False
+        self._begin(talk)
+        return True
+
+    async def _inquire(self, exchange: Caller, partner: Member, meeting_id: bytes) -> None:
+        """Ask how a meeting ended whose last message was lost; a partner that is gone leaves it in doubt."""
+        for attempt in range(INQUIRIES):
+            try:
+                stream = await self._network.dial(partner.addresses[0], DIAL_S)
+                try:
+                    await stream.send(Message(inquiry=Inquiry(meeting_id=meeting_id)), ANSWER_S)
+                    message = await stream.receive(ANSWER_S)
+                finally:
+                    await stream.close()
+            except Unreachable:
+                await asyncio.sleep(0.2 * 2**attempt)
+                continue
+            if message is not None and message.outcome.ending != Outcome.UNKNOWN:
+                exchange.resolve(message.outcome.ending == Outcome.APPLIED)
+            return
+
+    # ------------------------------------------------------------------ both
+
+    def _begin(self, talk: _Talk) -> None:
+        self._talk = talk
+        self._free.clear()
+
+    async def _converse(self, talk: _Talk, stream: Stream) -> None:
+        slower_s = max(talk.patience_ms, self._patience_ms()) / 1000
+        await Conversation(talk.exchange, stream, self._boundary, self._run.outer, SILENCE_S + 2 * slower_s).run()
+
+    def _conclude(self, talk: _Talk) -> None:
+        """Apply what was agreed, count what was not, and be free again."""
+        exchange, stream = talk.exchange, talk.stream
+        if self._talk is talk:
+            self._talk = None
+            self._free.set()
+        if talk.role == "callee":
+            self._endings[talk.meeting_id] = exchange.phase is Phase.APPLIED
+            while len(self._endings) > REMEMBERED_MEETINGS:
+                self._endings.popitem(last=False)
+        sent, received = (stream.sent_bytes, stream.received_bytes) if stream else (0, 0)
+        if exchange.phase is Phase.APPLIED:
+            self._apply(talk, sent, received)
+            return
+        reason = "in-doubt" if exchange.phase is Phase.DOUBTED else exchange.reason or "lost"
+        decision = Decision(False, reason, exchange.detail)
+        if exchange.phase is Phase.DECLINED:
+            self._account.declined(talk.partner, decision)
+        else:
+            self._account.failed(talk.partner, decision, sent, received)
+
+    def _apply(self, talk: _Talk, sent: int, received: int) -> None:
+        correction = talk.exchange.correction
+        weight = -self._weight if talk.role == "caller" else self._weight
+
+        def add(state: State) -> None:
+            correction.add_(state.weights, weight)
+            correction.add_(state.anchor, weight)
+
+        self._boundary.post(add)
+        self._basis = next_basis(correction, self._basis)
+        round = self._pace.round
+        self._met = (round, self._met[1] + 1 if self._met[0] == round else 1)
+        self._account.met(
+            Meeting(
+                partner=talk.partner,
+                role=talk.role,
+                round=round,
+                partner_round=talk.partner_round,
+                codec=self._codec.spec,
+                weight=self._weight,
+                bytes_sent=sent,
+                bytes_received=received,
+                seconds=time.monotonic() - talk.began_s,
+                correction=correction.norm(),
+            )
+        )
+
+    def _decide(self, offer: Offer) -> Decision:
+        if self._stopping:
+            return Decision(False, "stopping", "this peer is leaving the swarm; ask someone else")
+        if offer.meeting_id in self._endings:
+            return Decision(False, "replayed", "a meeting of this id was held before; draw a new one")
+        mine = Standing(
+            self._run.run_id,
+            self._origin,
+            self._peer_id,
+            self._pace.round,
+            self._run.exchange.max_lag,
+            self._codec.spec,
+            PROTOCOL,
+        )
+        decision = admit_offer(offer, mine, self._talk is not None, self._offering_to)
+        if decision and offer.weight != self._weight:
+            return Decision(False, "weight", f"the offer has weight {offer.weight:g}, the run has {self._weight:g}")
+        return decision
+
+    def _admit(self, norm: float) -> Decision:
+        decision = admit_correction(norm, True, self._norms)
+        self._norms.append(norm)
+        return decision
+
+    def _due(self) -> bool:
+        if self._stopping or self._talk is not None:
+            return False
+        met = self._met[1] if self._met[0] == self._pace.round else 0
+        wanted = self._run.exchange.meetings
+        return met < wanted and self._pace.fraction >= (met + 0.5) / wanted
+
+    def _patience_ms(self) -> int:
+        """How long this peer may be silent while it waits for a step boundary."""
+        return min(600_000, int(2000 * self._pace.step_s) + 1000)

@@ -1,0 +1,146 @@
+"""Every reason to refuse an offer or a correction, a row each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from peer.core.admit import Standing, admit_correction, admit_offer
+from peer.wire.peer_pb2 import Offer
+
+MINE = Standing(run_id="run" * 10, origin="origin" * 5, peer_id="mmm", round=10, max_lag=3, codec="rank4-int8")
+
+
+def offer(**changes: Any) -> Offer:
+    good: dict[str, Any] = {
+        "protocol": 1,
+        "run_id": MINE.run_id,
+        "origin": MINE.origin,
+        "peer_id": "aaa",
+        "round": 10,
+        "meeting_id": bytes(16),
+        "codec": MINE.codec,
+        "weight": 0.5,
+        "patience_ms": 20_000,
+    }
+    return Offer(**{**good, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"round": 7},
+        {"round": 13},
+        {"weight": 1e-6},
+        {"peer_id": "x" * 128},
+        {"patience_ms": 600_000},
+        {"patience_ms": 0},
+    ],
+)
+def test_a_good_offer_is_accepted(changes: dict[str, Any]) -> None:
+    decision = admit_offer(offer(**changes), MINE, busy=False, offering_to=None)
+    assert decision
+    assert (decision.reason, decision.detail) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "quoted"),
+    [
+        ({"protocol": 2}, "protocol", "speaks protocol 2, we speak 1"),
+        ({"protocol": 0}, "protocol", "speaks protocol 0, we speak 1"),
+        ({"protocol": 2, "weight": -1.0, "run_id": ""}, "protocol", "must upgrade"),
+        ({"run_id": ""}, "malformed", "run_id has 0 characters"),
+        ({"run_id": "x" * 129}, "malformed", "run_id has 129 characters"),
+        ({"origin": ""}, "malformed", "origin has 0 characters"),
+        ({"peer_id": ""}, "malformed", "peer_id has 0 characters"),
+        ({"peer_id": "x" * 129}, "malformed", "peer_id has 129 characters"),
+        ({"peer_id": "a\x1b[2J"}, "malformed", "peer_id has 5 characters, 1 to 128 printable"),
+        ({"peer_id": "ä"}, "malformed", "peer_id"),
+        ({"codec": ""}, "malformed", "codec has 0 characters"),
+        ({"codec": "x" * 10_000}, "malformed", "codec has 10000 characters"),
+        ({"meeting_id": b""}, "malformed", "meeting_id has 0 bytes, not 16"),
+        ({"meeting_id": bytes(15)}, "malformed", "meeting_id has 15 bytes"),
+        ({"meeting_id": bytes(17)}, "malformed", "meeting_id has 17 bytes"),
+        ({"weight": 0.0}, "malformed", "weight 0 "),
+        ({"weight": -0.5}, "malformed", "weight -0.5"),
+        ({"weight": 0.51}, "malformed", "weight 0.51"),
+        ({"weight": math.nan}, "malformed", "weight nan"),
+        ({"weight": math.inf}, "malformed", "weight inf"),
+        ({"patience_ms": 600_001}, "malformed", "patience_ms 600001"),
+        ({"peer_id": "mmm"}, "self", "our own peer id"),
+        ({"run_id": "other"}, "run", "join with the same manifest"),
+        ({"run_id": "other", "origin": "other", "codec": "none", "round": 99}, "run", "the offer is for run other"),
+        ({"origin": "other"}, "origin", "start anew"),
+        ({"codec": "none"}, "codec", "wants codec none, the run uses rank4-int8"),
+        ({"codec": "x" * 100}, "codec", "wants codec " + "x" * 32 + ","),
+        ({"round": 14}, "lag", "at round 14, we are at 10, 3 may lie between; we have to catch up"),
+        ({"round": 6}, "lag", "at round 6, we are at 10, 3 may lie between; the caller has to catch up"),
+        ({"round": 2**64 - 1}, "lag", "catch up"),
+    ],
+)
+def test_an_offer_is_refused_with_its_reason(changes: dict[str, Any], reason: str, quoted: str) -> None:
+    for busy, offering_to in ((False, None), (True, "zzz")):  # what we do meanwhile is the last thing looked at
+        decision = admit_offer(offer(**changes), MINE, busy, offering_to)
+        assert not decision
+        assert decision.reason == reason
+        assert quoted in decision.detail
+
+
+@pytest.mark.parametrize(
+    ("caller", "busy", "offering_to", "reason"),
+    [
+        ("aaa", True, None, "busy"),
+        ("aaa", True, "aaa", "busy"),
+        ("aaa", False, "zzz", "busy"),
+        ("aaa", False, "aaa", ""),  # crossing: the smaller id, theirs, stays the caller
+        ("zzz", False, "zzz", "crossing"),  # crossing: ours does
+        ("zzz", True, "zzz", "busy"),
+        ("zzz", False, None, ""),
+    ],
+)
+def test_what_we_do_meanwhile_decides_last(caller: str, busy: bool, offering_to: str | None, reason: str) -> None:
+    decision = admit_offer(offer(peer_id=caller), MINE, busy, offering_to)
+    assert bool(decision) is (reason == "")
+    assert decision.reason == reason
+    assert bool(decision.detail) is (reason != "")
+
+
+@pytest.mark.parametrize(("one", "other"), [("aaa", "bbb"), ("bbb", "aaa"), ("a", "aa"), ("Z", "a")])
+def test_of_two_offers_that_cross_exactly_one_is_accepted(one: str, other: str) -> None:
+    def at(me: str, caller: str) -> bool:
+        mine = Standing(MINE.run_id, MINE.origin, me, 10, 3, MINE.codec)
+        return bool(admit_offer(offer(peer_id=caller), mine, busy=False, offering_to=caller))
+
+    assert at(one, other) is not at(other, one)
+    assert at(max(one, other), min(one, other))
+
+
+EIGHT = [3.0, 3.1, 3.2, 3.2, 3.2, 3.3, 3.4, 3.5]
+
+
+@pytest.mark.parametrize(
+    ("norm", "finite", "recent", "reason", "detail"),
+    [
+        (1.0, True, [], "", ""),
+        (0.0, True, EIGHT, "", ""),
+        (32.0, True, EIGHT, "", ""),
+        (32.1, True, EIGHT, "proportion", "correction norm 32.1 exceeds 10 × median 3.2; nothing of it is applied"),
+        (41.0, True, EIGHT, "proportion", "correction norm 41 exceeds 10 × median 3.2; nothing of it is applied"),
+        (1e9, True, EIGHT[:7], "", ""),  # too few to judge by
+        (1e9, True, [*EIGHT[:7], 0.0], "", ""),
+        (1e9, True, [0.0] * 50, "", ""),  # peers did not differ until now
+        (41.0, True, [*EIGHT, *[41.0] * 9], "", ""),  # the swarm's differences have grown
+        (1.0, False, [], "non-finite", "the correction holds NaN or infinity; nothing of it is applied"),
+        (math.inf, True, [], "non-finite", "the correction holds NaN or infinity; nothing of it is applied"),
+        (math.nan, True, EIGHT, "non-finite", "the correction holds NaN or infinity; nothing of it is applied"),
+    ],
+)
+def test_a_correction_is_admitted_or_refused(
+    norm: float, finite: bool, recent: list[float], reason: str, detail: str
+) -> None:
+    decision = admit_correction(norm, finite, recent)
+    assert bool(decision) is (reason == "")
+    assert (decision.reason, decision.detail) == (reason, detail)

@@ -1,0 +1,423 @@
+"""The exchange without sockets: its table, broken conversations, and both endings of a lost last message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from zlib import crc32
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from peer.core.codec import Correction, parse, parts, start_basis
+from peer.core.decision import Decision
+from peer.core.exchange import (
+    ENDINGS,
+    FRAME_BYTES,
+    MAX_FRAME_BYTES,
+    TABLE,
+    Callee,
+    Caller,
+    Cue,
+    Exchange,
+    Inbox,
+    Outbox,
+    Phase,
+)
+from peer.core.state import Tensors
+from peer.errors import ProtocolError
+from peer.wire.peer_pb2 import Abort, Answer, Commit, Done, Frame, Message, Offer
+
+SHAPES: dict[str, tuple[int, ...]] = {"w": (96, 64), "bias": (40,), "v": (32, 96), "gain": (1,)}
+SPECS = ["none", "bf16", "int4", "rank4", "rank4-int8", "rank4-int4"]
+
+
+def anything(norm: float) -> Decision:
+    return Decision(True)
+
+
+def model(seed: int) -> Tensors:
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=g) for name, shape in SHAPES.items()}
+
+
+class Pair:
+    """A caller and a callee, and what is on its way between them."""
+
+    def __init__(self, spec: str = "rank4-int8", admit: Callable[[float], Decision] = anything) -> None:
+        codec = parse(spec)
+        cut = parts(SHAPES, codec)
+        self.x_a, self.x_b = model(1), model(2)
+        self.caller = Caller(cut, codec, start_basis(cut, torch.Generator().manual_seed(0)), admit)
+        self.callee = Callee(cut, codec, admit)
+        self.caller.receive(Message(answer=Answer(accepted=True)))
+
+    def sides(self) -> list[tuple[Caller | Callee, Caller | Callee, Tensors]]:
+        return [(self.caller, self.callee, self.x_a), (self.callee, self.caller, self.x_b)]
+
+    def run(self, tamper: Callable[[int, Message], list[Message]] = lambda _, m: [m], budget: int = 3000) -> None:
+        """Talk until nothing moves; tamper sees every message with its number and returns what arrives instead."""
+        number, moved = 0, True
+        while moved:
+            moved = False
+            for me, other, x in self.sides():
+                pending = me.advance(lambda name, x=x: x[name], budget) if me.due else []
+                while pending:
+                    moved = True
+                    arriving = tamper(number, pending.pop(0))
+                    number += 1
+                    for message in arriving:
+                        pending_replies = other.receive(message)
+                        for reply in pending_replies:
+                            for echoed in tamper(number, reply):
+                                me.receive(echoed)
+                            number += 1
+
+    def apply(self) -> None:
+        self.caller.correction.add_(self.x_a, -0.5)
+        self.callee.correction.add_(self.x_b, +0.5)
+
+
+def dense(correction: Correction) -> Tensors:
+    zero = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    correction.add_(zero, 1.0)
+    return zero
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("budget", [1, 3000, 10**9])
+def test_both_sides_end_applied_with_the_same_correction_and_the_mean_where_it_was(spec: str, budget: int) -> None:
+    pair = Pair(spec)
+    before = {name: (pair.x_a[name] + pair.x_b[name]).double() for name in SHAPES}
+    apart = sum(float((pair.x_a[name] - pair.x_b[name]).square().sum()) for name in SHAPES)
+    pair.run(budget=budget)
+    assert (pair.caller.phase, pair.callee.phase) == (Phase.APPLIED, Phase.APPLIED)
+    ours, theirs = dense(pair.caller.correction), dense(pair.callee.correction)
+    for name in SHAPES:
+        assert torch.equal(ours[name], theirs[name])
+    pair.apply()
+    for name in SHAPES:
+        assert torch.allclose((pair.x_a[name] + pair.x_b[name]).double(), before[name], atol=1e-6)
+    assert sum(float((pair.x_a[name] - pair.x_b[name]).square().sum()) for name in SHAPES) < apart
+
+
+def test_weights_may_move_while_an_exchange_is_under_way() -> None:
+    """Whatever C comes out, both sides hold the same one."""
+    pair = Pair("rank4-int8")
+
+    def drift(number: int, message: Message) -> list[Message]:
+        for x in (pair.x_a, pair.x_b):
+            for tensor in x.values():
+                tensor.mul_(0.97)
+        return [message]
+
+    pair.run(drift)
+    ours, theirs = dense(pair.caller.correction), dense(pair.callee.correction)
+    assert all(torch.equal(ours[name], theirs[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_bytes_on_the_wire_are_those_that_both_sides_expect(spec: str) -> None:
+    pair, seen = Pair(spec), {1: 0, 2: 0, 3: 0}
+
+    def count(number: int, message: Message) -> list[Message]:
+        if message.HasField("frame"):
+            seen[message.frame.leg] += len(message.frame.payload)
+        return [message]
+
+    pair.run(count)
+    cut = parts(SHAPES, parse(spec))
+    assert seen == {leg: sum(part.leg_bytes[leg - 1] for part in cut) for leg in (1, 2, 3)}
+
+
+MESSAGES = {
+    Cue.ACCEPT: Message(answer=Answer(accepted=True)),
+    Cue.DECLINE: Message(answer=Answer(accepted=False, reason="busy")),
+    Cue.COMMIT: Message(commit=Commit()),
+    Cue.DONE: Message(done=Done()),
+    Cue.ABORT: Message(abort=Abort(reason="stopping")),
+    Cue.FRAME: Message(frame=Frame(leg=1, offset=0, payload=b"x", checksum=crc32(b"x"))),
+}
+
+
+def standing(phase: Phase) -> Exchange:
+    """An exchange in a given phase, reached the ordinary way or set by hand where it is an ending."""
+    codec = parse("none")
+    cut = parts(SHAPES, codec)
+    exchange = Callee(cut, codec, anything) if phase is Phase.SERVING else Caller(cut, codec, {}, anything)
+    exchange.phase = phase
+    return exchange
+
+
+@pytest.mark.parametrize("cue", list(MESSAGES))
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_message_that_the_table_does_not_name_is_a_protocol_error_and_ends_it(phase: Phase, cue: Cue) -> None:
+    exchange = standing(phase)
+    legal = (phase, cue) in TABLE
+    if legal and cue in (Cue.FRAME, Cue.COMMIT):
+        return  # what they need besides is tested below
+    if legal:
+        exchange.receive(MESSAGES[cue])
+        assert exchange.phase is TABLE[phase, cue]
+        return
+    with pytest.raises(ProtocolError, match="late" if phase in ENDINGS else "malformed"):
+        exchange.receive(MESSAGES[cue])
+    if phase in ENDINGS:
+        assert exchange.phase is phase
+    else:
+        assert exchange.phase is (Phase.DOUBTED if phase is Phase.SETTLING else Phase.ABORTED)
+
+
+def test_every_phase_that_is_no_ending_leaves_on_loss_and_on_abort() -> None:
+    for phase in Phase:
+        if phase not in ENDINGS:
+            assert TABLE[phase, Cue.LOST] in ENDINGS
+            assert TABLE[phase, Cue.ABORT] is Phase.ABORTED
+
+
+def test_nothing_but_commit_or_done_leads_to_applied() -> None:
+    assert {cue for (_, cue), after in TABLE.items() if after is Phase.APPLIED} == {Cue.COMMIT, Cue.DONE}
+
+
+def test_every_message_that_has_no_place_in_an_exchange_is_refused() -> None:
+    for message in (Message(), Message(offer=Offer())):
+        with pytest.raises(ProtocolError, match="malformed"):
+            standing(Phase.SERVING).receive(message)
+
+
+def test_there_is_no_correction_before_the_end() -> None:
+    for phase in Phase:
+        if phase is not Phase.APPLIED:
+            with pytest.raises(ProtocolError, match="unfinished"):
+                _ = standing(phase).correction
+
+
+Tamper = Callable[[Message], list[Message]]
+
+
+def damaged(message: Message) -> list[Message]:
+    frame = message.frame
+    payload = bytes([frame.payload[0] ^ 1]) + frame.payload[1:]
+    return [Message(frame=Frame(leg=frame.leg, offset=frame.offset, payload=payload, checksum=frame.checksum))]
+
+
+def resized(by: int) -> Tamper:
+    def tamper(message: Message) -> list[Message]:
+        frame = message.frame
+        payload = frame.payload + b"\0" * by if by > 0 else frame.payload[:by]
+        return [Message(frame=Frame(leg=frame.leg, offset=frame.offset, payload=payload, checksum=crc32(payload)))]
+
+    return tamper
+
+
+BROKEN: dict[str, tuple[Tamper, set[str]]] = {
+    "repeated": (lambda m: [m, m], {"out-of-order", "oversized", "late", "malformed"}),
+    "damaged": (damaged, {"checksum"}),
+    "longer than the leg": (resized(10**6), {"oversized"}),
+    "empty": (lambda m: [Message(frame=Frame(leg=m.frame.leg, offset=m.frame.offset))], {"oversized"}),
+    "of another leg": (
+        lambda m: [Message(frame=Frame(leg=7, offset=0, payload=b"x", checksum=crc32(b"x")))],
+        {"malformed"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(BROKEN))
+@pytest.mark.parametrize("leg", [1, 2, 3])
+def test_a_frame_that_breaks_the_rules_aborts_the_exchange_with_the_reason(kind: str, leg: int) -> None:
+    tamper, reasons = BROKEN[kind]
+    pair, done = Pair("rank4-int8"), []
+
+    def once(number: int, message: Message) -> list[Message]:
+        if message.HasField("frame") and message.frame.leg == leg and not done:
+            done.append(number)
+            return tamper(message)
+        return [message]
+
+    with pytest.raises(ProtocolError) as raised:
+        pair.run(once)
+    assert raised.value.reason in reasons
+    assert Phase.APPLIED not in (pair.caller.phase, pair.callee.phase)
+
+
+def test_a_missing_frame_is_noticed_at_the_next_one_or_at_commit() -> None:
+    for leg in (1, 2, 3):
+        pair, dropped = Pair("rank4-int8"), []
+
+        def drop(number: int, message: Message, leg: int = leg, dropped: list[int] = dropped) -> list[Message]:
+            if message.HasField("frame") and message.frame.leg == leg and not dropped:
+                dropped.append(number)
+                return []
+            return [message]
+
+        try:
+            pair.run(drop, budget=1)
+        except ProtocolError as error:
+            assert error.reason in {"out-of-order", "truncated"}
+        assert Phase.APPLIED not in (pair.caller.phase, pair.callee.phase)
+
+
+def test_a_commit_before_all_frames_is_truncation() -> None:
+    pair = Pair()
+    with pytest.raises(ProtocolError, match="truncated"):
+        pair.callee.receive(Message(commit=Commit()))
+    assert pair.callee.phase is Phase.ABORTED
+
+
+def test_a_late_frame_after_the_end_is_refused_and_changes_nothing() -> None:
+    pair, frames = Pair(), []
+
+    def keep(number: int, message: Message) -> list[Message]:
+        frames.append(message)
+        return [message]
+
+    pair.run(keep)
+    before = dense(pair.callee.correction)
+    for message in frames:
+        with pytest.raises(ProtocolError, match="late"):
+            (pair.caller if message.frame.leg == 2 else pair.callee).receive(message)
+    after = dense(pair.callee.correction)
+    assert all(torch.equal(before[name], after[name]) for name in SHAPES)
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_lost_repeated_swapped_or_damaged_both_sides_agree_or_neither_applied(data: st.DataObject) -> None:
+    """The one exception is a lost Done, which the caller knows to be in doubt."""
+    pair = Pair(data.draw(st.sampled_from(SPECS)))
+    fault = data.draw(st.sampled_from(["drop", "repeat", "swap", "flip", "cut"]))
+    victim = data.draw(st.integers(0, 25))
+    held: list[Message] = []
+
+    def tamper(number: int, message: Message) -> list[Message]:
+        if held:
+            return [message, held.pop()]
+        if number != victim:
+            return [message]
+        if fault == "drop":
+            return []
+        if fault == "repeat":
+            return [message, message]
+        if fault == "swap":
+            held.append(message)
+            return []
+        raw = bytearray(message.SerializeToString())
+        if fault == "cut":
+            raw = raw[: len(raw) // 2]
+        elif raw:
+            raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        try:
+            return [Message.FromString(bytes(raw))]
+        except ValueError:
+            return []
+        except Exception as error:  # protobuf's own DecodeError, which a transport turns into a lost stream
+            if type(error).__name__ != "DecodeError":
+                raise
+            return []
+
+    try:
+        pair.run(tamper, budget=data.draw(st.sampled_from([1, 2000, 10**9])))
+    except ProtocolError:
+        pass
+    pair.caller.lost("lost")
+    pair.callee.lost("lost")
+    phases = (pair.caller.phase, pair.callee.phase)
+    if phases == (Phase.APPLIED, Phase.APPLIED):
+        ours, theirs = dense(pair.caller.correction), dense(pair.callee.correction)
+        assert all(torch.equal(ours[name], theirs[name]) for name in SHAPES)
+    else:
+        assert pair.caller.phase is not Phase.APPLIED
+        assert pair.callee.phase is not Phase.APPLIED or pair.caller.phase is Phase.DOUBTED
+
+
+@pytest.mark.parametrize(("lost", "applied"), [("commit", False), ("done", True)])
+def test_a_lost_last_message_leaves_a_doubt_that_an_inquiry_resolves(lost: str, applied: bool) -> None:
+    pair = Pair()
+    pair.run(lambda number, message: [] if message.WhichOneof("body") == lost else [message])
+    pair.caller.lost("lost", "the stream ended")
+    pair.callee.lost("lost", "the stream ended")
+    assert pair.caller.phase is Phase.DOUBTED
+    assert pair.callee.phase is (Phase.APPLIED if applied else Phase.ABORTED)
+    pair.caller.resolve(applied)
+    assert pair.caller.phase is (Phase.APPLIED if applied else Phase.ABORTED)
+    if applied:
+        ours, theirs = dense(pair.caller.correction), dense(pair.callee.correction)
+        assert all(torch.equal(ours[name], theirs[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize("who", ["caller", "callee"])
+def test_a_correction_out_of_proportion_is_refused_before_anybody_applies_it(who: str) -> None:
+    pair = Pair()
+    side = pair.caller if who == "caller" else pair.callee
+    side._admit = lambda norm: Decision(False, "disproportionate", f"norm {norm:.0f}")
+    with pytest.raises(ProtocolError, match="disproportionate"):
+        pair.run()
+    assert Phase.APPLIED not in (pair.caller.phase, pair.callee.phase)
+
+
+def test_giving_up_after_commit_leaves_a_doubt_and_before_it_none() -> None:
+    exchange = standing(Phase.PROBING)
+    assert exchange.abort("stopping").abort.reason == "stopping"
+    assert exchange.phase is Phase.ABORTED
+    exchange = standing(Phase.SETTLING)
+    exchange.abort("stopping")
+    assert exchange.phase is Phase.DOUBTED
+
+
+def test_a_peer_whose_own_weights_diverged_gives_up_with_that_reason() -> None:
+    pair = Pair()
+    pair.x_a["w"][0, 0] = float("nan")
+    with pytest.raises(ProtocolError, match="own weights"):
+        pair.run()
+
+
+@given(sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=8), cuts=st.lists(st.integers(1, 4000), max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_parts_survive_any_cutting_into_frames(sizes: list[int], cuts: list[int]) -> None:
+    whole = bytes((7 * i + 3) % 256 for i in range(sum(sizes)))
+    inbox, offset = Inbox(1, sizes), 0
+    for size in [*cuts, *([1000] * 40)]:
+        piece = whole[offset : offset + size]
+        if piece:
+            inbox.take(Frame(leg=1, offset=offset, payload=piece, checksum=crc32(piece)))
+            offset += len(piece)
+    assert inbox.complete
+    assert b"".join(bytes(payload) for _, payload in inbox.ready) == whole
+    assert [len(payload) for _, payload in inbox.ready] == [size for size in sizes if size]
+
+
+def test_frames_are_of_even_size_and_together_are_the_leg() -> None:
+    outbox = Outbox(2)
+    pieces = [b"a" * 10, b"b" * (2 * FRAME_BYTES), b"c" * 5]
+    frames = [m.frame for piece in pieces for m in outbox.put(piece)] + [m.frame for m in outbox.flush()]
+    assert b"".join(frame.payload for frame in frames) == b"".join(pieces)
+    assert [frame.offset for frame in frames] == [0, FRAME_BYTES, 2 * FRAME_BYTES]
+    assert all(0 < len(frame.payload) <= FRAME_BYTES <= MAX_FRAME_BYTES for frame in frames)
+
+
+def test_exchanges_of_random_models_draw_the_pair_together() -> None:
+    """Ten warm-started meetings of rank 4 leave less than half of the distance between two fixed models."""
+    codec = parse("rank4-int8")
+    cut = parts(SHAPES, codec)
+    pair = Pair()
+    start = sum(float((pair.x_a[n] - pair.x_b[n]).square().sum()) for n in SHAPES)
+    for turn in range(10):
+        pair.caller = Caller(cut, codec, start_basis(cut, torch.Generator().manual_seed(turn)), anything)
+        pair.callee = Callee(cut, codec, anything)
+        pair.caller.receive(Message(answer=Answer(accepted=True)))
+        pair.run()
+        pair.apply()
+    assert sum(float((pair.x_a[n] - pair.x_b[n]).square().sum()) for n in SHAPES) < start / 4
+
+
+def test_a_leg_never_takes_more_than_the_bytes_it_was_planned_for() -> None:
+    cut = parts({"w": (1000, 1000)}, parse("none"))
+    inbox = Inbox(1, [part.leg_bytes[0] for part in cut])
+    payload = bytes(MAX_FRAME_BYTES)
+    for offset in range(0, 3 * MAX_FRAME_BYTES, MAX_FRAME_BYTES):
+        inbox.take(Frame(leg=1, offset=offset, payload=payload, checksum=crc32(payload)))
+    assert not inbox.ready and not inbox.complete
+    with pytest.raises(ProtocolError, match="oversized"):
+        inbox.take(Frame(leg=1, offset=3 * MAX_FRAME_BYTES, payload=payload, checksum=crc32(payload)))

@@ -1,0 +1,148 @@
+"""Corrections at any time: late, lossy, computed from live weights that moved on. Where does the mean of a swarm go?"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.core.gossip import Form, Outer, exchanged, outer_step, pair_weight, start
+from peer.core.state import State
+
+PRINTED = [Form.MIXED, Form.PLAIN]
+
+
+def peer_at(form: Form, x: Tensor) -> State:
+    weights = {"x": x.clone()}
+    return State(weights=weights, anchor={"x": x.clone()}, outer=start(form, weights))
+
+
+def randn(generator: torch.Generator) -> Tensor:
+    return torch.randn(4, 3, generator=generator, dtype=torch.float64)
+
+
+def correct(state: State, correction: Tensor) -> None:
+    state.weights["x"] += correction
+    state.anchor["x"] += correction
+
+
+def mean(states: list[State]) -> Tensor:
+    return torch.stack([state.weights["x"] for state in states]).mean(0)
+
+
+class Meeting:
+    """A meeting whose two sides read their live weights at two steps and apply what comes of it at two later ones."""
+
+    def __init__(self, peers: list[int], generator: torch.Generator, begin: int, rounds_apart: int, steps: int) -> None:
+        draws: list[int] = torch.randint(1, 2 * steps, (4,), generator=generator).tolist()
+        read_a, read_b, apply_a, apply_b = draws
+        self.peers = peers
+        self.read_at = (begin + read_a, begin + read_b)
+        first = max(self.read_at) // steps + 1  # the round after the one in which both have been read
+        self.apply_at = (first * steps + apply_a % steps, (first + rounds_apart) * steps + apply_b % steps)
+        self.readings = [torch.empty(0), torch.empty(0)]
+
+    def correction(self) -> Tensor:
+        """Keep the first singular direction of the difference, coarsely rounded."""
+        u, s, v = torch.linalg.svd(self.readings[0] - self.readings[1])
+        first: Tensor = s[0] * torch.outer(u[:, 0], v[0])
+        return (first * 8).round() / 8
+
+    def advance(self, outer: Outer, states: list[State], now: int) -> None:
+        for side, sign in ((0, -1.0), (1, 1.0)):
+            state = states[self.peers[side]]
+            if self.read_at[side] == now:
+                self.readings[side] = exchanged(outer, state, "x").clone()
+            if self.apply_at[side] == now:
+                correct(state, sign * pair_weight(outer.alpha) * self.correction())
+
+    def half_applied(self, now: int) -> bool:
+        return (self.apply_at[0] <= now) != (self.apply_at[1] <= now)
+
+
+@pytest.mark.parametrize(
+    ("form", "rounds_apart"), [(Form.OWN, 0), (Form.OWN, 1), (Form.OWN, 3), (Form.MIXED, 0), (Form.PLAIN, 0)]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_late_stale_and_lossy_corrections_leave_the_mean_on_dilocos_path(
+    form: Form, rounds_apart: int, seed: int
+) -> None:
+    n, steps, rounds = 5, 6, 14
+    outer, generator = Outer(form, 0.9, 0.7, 0.8), torch.Generator().manual_seed(seed)
+    states = [peer_at(form, randn(generator)) for _ in range(n)]
+    targets = [randn(generator) for _ in range(n)]
+    diloco = mean(states)
+    oracle = torch.optim.SGD([diloco], lr=outer.eta, momentum=outer.gamma, nesterov=True)
+    meetings = [
+        Meeting(torch.randperm(n, generator=generator)[:2].tolist(), generator, begin, rounds_apart, steps)
+        for begin in range(0, 5 * steps, 2)
+    ]
+    counted = {False: 0, True: 0}
+    for now in range(rounds * steps):
+        for state, target in zip(states, targets, strict=True):
+            state.weights["x"] += 0.1 * (target - state.weights["x"]) + 0.1 * randn(generator)
+        for meeting in meetings:
+            meeting.advance(outer, states, now)
+        if (now + 1) % steps == 0:
+            diloco.grad = -torch.stack([state.weights["x"] - state.anchor["x"] for state in states]).mean(0)
+            oracle.step()
+            for state in states:
+                outer_step(outer, state)
+            half = any(meeting.half_applied(now) for meeting in meetings)
+            counted[half] += 1
+            if not half:
+                torch.testing.assert_close(mean(states), diloco, rtol=1e-12, atol=1e-12)
+    assert counted[False] >= 4
+    assert bool(counted[True]) == bool(rounds_apart)
+
+
+def displacement(form: Form, at_round: int, rounds: int) -> Tensor:
+    """Follow, round by round, a correction of 1 that a peer applies at one time, with no drift and γ = 0.7."""
+    outer, state = Outer(form, 1.0, 0.7, 1.0), peer_at(form, torch.zeros(1, dtype=torch.float64))
+    path = []
+    for now in range(rounds):
+        if now == at_round:
+            correct(state, torch.ones(1, dtype=torch.float64))
+        outer_step(outer, state)
+        path.append(state.weights["x"].clone())
+    return torch.cat(path)
+
+
+def test_own_momentum_never_sees_a_correction() -> None:
+    assert displacement(Form.OWN, 2, 6).tolist() == [0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("form", PRINTED)
+def test_in_the_printed_forms_a_correction_becomes_momentum(form: Form) -> None:
+    expected = (1 - 0.7 ** torch.arange(2, 62, dtype=torch.float64)) / (1 - 0.7)
+    torch.testing.assert_close(displacement(form, 0, 60), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", PRINTED)
+def test_in_the_printed_forms_sides_rounds_apart_move_the_mean_by_an_amount_that_shrinks_with_gamma(
+    form: Form,
+) -> None:
+    error = displacement(form, 1, 12) - displacement(form, 3, 12)
+    assert error[3] > 0.1
+    torch.testing.assert_close(error[4:], 0.7 * error[3:-1], rtol=1e-10, atol=1e-12)
+
+
+def test_own_momentum_is_mixed_with_the_previous_point_moved_along_with_every_correction() -> None:
+    generator = torch.Generator().manual_seed(8)
+    own, mixed = Outer(Form.OWN, 0.8, 0.7, 1.0), Outer(Form.MIXED, 0.8, 0.7, 1.0)
+    begin = [randn(generator) for _ in range(4)]
+    ours, theirs = ([peer_at(outer.form, x) for x in begin] for outer in (own, mixed))
+    for _ in range(6):
+        for one, other in zip(ours, theirs, strict=True):
+            drift = randn(generator)
+            for outer, state in ((own, one), (mixed, other)):
+                state.weights["x"] += drift
+                outer_step(outer, state)
+        i, j = torch.randperm(4, generator=generator)[:2].tolist()
+        correction = 0.5 * (exchanged(own, ours[j], "x") - exchanged(own, ours[i], "x"))
+        for k, sign in ((i, 1.0), (j, -1.0)):
+            correct(ours[k], sign * correction)
+            correct(theirs[k], sign * correction)
+            theirs[k].outer["previous"]["x"] += sign * correction
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one.weights["x"], other.weights["x"], rtol=1e-12, atol=1e-12)
