@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from peer.config import HOME, MODEL, Config
 from peer.models import presets
 
 from .help import Command, examples, option
+from .printer import Printer
 
 
 @click.command(
@@ -82,6 +84,10 @@ def command(**flags: Any) -> None:
     there. A newcomer fetches the current state from another peer first.
     """
     config = Config.load(flags)
-    from peer.daemon import main  # torch and all: only now, so that --help and mistakes are quick
+    from peer.process import main  # torch and all: only now, so that --help and mistakes are quick
 
-    raise SystemExit(main(config))
+    if config.json:
+        main(config, say=Printer(sys.stderr).say, echo=Printer(sys.stdout).json)
+    else:
+        printer = Printer(sys.stdout)
+        main(config, say=printer.say, echo=printer.event)

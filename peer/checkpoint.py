@@ -15,6 +15,7 @@ not at all. None is ever overwritten; the one with the highest N is the newest. 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -78,9 +79,10 @@ class _Damaged(Exception):
 
 
 def save(home: Path, state: State, run_id: str) -> Saved:
-    """Write a checkpoint, then remove those older than the two newest whole ones; raises `ConfigError` if it cannot.
+    """Write a checkpoint, then remove those older than the two newest whole ones.
 
     The tensors are written from where they are, without a copy. Only the daemon that holds the home's lock may call it.
+    Raises `OSError` when the disk is full or refuses; earlier checkpoints are untouched then.
     """
     started_s = time.monotonic()
     folder = home / "checkpoints"
@@ -93,12 +95,9 @@ def save(home: Path, state: State, run_id: str) -> Saved:
         size_bytes = _write(unfinished, state, run_id)
         unfinished.rename(place)
         _flush(folder)
-    except (OSError, SafetensorError) as error:
+    except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise ConfigError(
-            f"could not write a checkpoint into '{folder}' ({error}); make room there or make it writable; "
-            "earlier checkpoints are untouched"
-        ) from error
+        raise
     _prune(folder, run_id)
     return Saved(place, size_bytes, time.monotonic() - started_s)
 
@@ -150,7 +149,10 @@ def sweep(home: Path) -> None:
 def _write(folder: Path, state: State, run_id: str) -> int:
     tensors = _flat(state)
     path = folder / "state.safetensors"
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        raise _os_error(error, path) from error
     _flush(path)
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -201,6 +203,13 @@ def _flush(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def _os_error(error: SafetensorError, path: Path) -> OSError:
+    """Return the error of the system that safetensors wraps into text."""
+    match = re.search(r"os error (\d+)", str(error))
+    number = int(match[1]) if match else errno.EIO
+    return OSError(number, os.strerror(number), str(path))
 
 
 # ---------------------------------------------------------------- reading

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -96,13 +97,21 @@ class Daemon:
         await self._network.start(self._serve)
         try:
             self._greet()
-            loaded = await asyncio.to_thread(load, self._config, self._run, self._home, self._say)
-            how, origin = await self._find_state(loaded)
-            if self._stopping.is_set():
-                return self._end(Stop(loaded.trainer.round, "signal", "asked to stop before training began"))
-            return await self._train(loaded, how, origin)
+            beginning = asyncio.create_task(self._begin())
+            stopping = asyncio.create_task(self._stopping.wait())
+            await asyncio.wait({beginning, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if not beginning.done():
+                beginning.cancel()
+                await asyncio.wait({beginning})
+                return self._end(Stop(0, "signal", "asked to stop before training began"))
+            return await self._train(*beginning.result())
         finally:
             await self._network.close()
+
+    async def _begin(self) -> tuple[Loaded, str, str]:
+        loaded = await asyncio.to_thread(load, self._config, self._run, self._home, self._say)
+        return loaded, *await self._find_state(loaded)
 
     async def _train(self, loaded: Loaded, how: str, origin: str) -> Stop:
         trainer = loaded.trainer
@@ -126,8 +135,9 @@ class Daemon:
             asyncio.create_task(self._keep_up(trainer, loaded.shapes)),
         ]
         stopping = asyncio.create_task(self._stopping.wait())
+        events: list[asyncio.Future[Any]] = [stopping, training, *beside]
         try:
-            await asyncio.wait([stopping, training, *beside], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
         finally:
             trainer.abandon()
             await meetings.close(MEETING_GRACE_S)
@@ -136,8 +146,8 @@ class Daemon:
             ended = await asyncio.gather(*beside, return_exceptions=True)
             await asyncio.wait([training], timeout=STEP_GRACE_S)
             await self._leave(trainer)
-        failures = [result for result in ended if isinstance(result, Exception)]
-        failures += [failure for failure in [training.exception() if training.done() else None] if failure]
+        results = [*ended, training.exception() if training.done() else None]
+        failures = [result for result in results if isinstance(result, Exception)]
         if failures:
             self._end(Stop(trainer.round, "error", f"{type(failures[0]).__name__}: {failures[0]}"))
             raise failures[0]

@@ -204,9 +204,9 @@ class Meetings:
             exchange.lost(error.reason, error.detail)
         finally:
             self._offering_to = None
+            self._conclude(talk)
             if talk.stream is not None:
                 await talk.stream.close()
-            self._conclude(talk)
 
     def _offer(self, meeting_id: bytes) -> Offer:
         return Offer(
@@ -280,8 +280,8 @@ class Meetings:
         if exchange.phase is Phase.APPLIED:
             self._apply(talk, sent, received)
             return
-        reason = "in-doubt" if exchange.phase is Phase.DOUBTED else exchange.reason or "lost"
-        decision = Decision(False, reason, exchange.detail)
+        doubted = exchange.phase is Phase.DOUBTED
+        decision = Decision(False, "in-doubt" if doubted else exchange.reason or "lost", exchange.detail)
         if exchange.phase is Phase.DECLINED:
             self._account.declined(talk.partner, decision)
         else:

@@ -84,7 +84,6 @@ _TAKEN = {
     "round": (*_COUNTS, "round", "loss", "lr", "peers", "partner"),
     "meeting": ("partner",),
     "catch-up": ("round",),
-    "stop": ("round",),
 }
 
 

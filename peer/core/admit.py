@@ -113,7 +113,7 @@ def admit_correction(norm: float, finite: bool, recent: Sequence[float]) -> Deci
     """
     if not (finite and math.isfinite(norm)):
         return Decision(False, "non-finite", "the correction holds NaN or infinity; nothing of it is applied")
-    norms = [value for value in recent if value > 0]
+    norms = [value for value in recent if 0 < value < math.inf]
     if len(norms) >= ENOUGH_NORMS and norm > PROPORTION * median(norms):
         detail = (
             f"correction norm {norm:.3g} exceeds {PROPORTION:g} × median {median(norms):.3g}; nothing of it is applied"

@@ -183,7 +183,7 @@ class Exchange:
     def correction(self) -> Correction:
         """What both sides apply; only of an exchange that is `APPLIED`."""
         if self.phase is not Phase.APPLIED:
-            raise ProtocolError("unfinished", f"there is no correction in phase {self.phase.value}")
+            raise RuntimeError(f"there is no correction in phase {self.phase.value}")
         return Correction(tuple(self._changes[index] for index in range(len(self._parts))))
 
     def receive(self, message: Message) -> list[Message]:

@@ -97,7 +97,8 @@ def outer_step(outer: Outer, state: State) -> float:
 def _step(outer: Outer, weight: Tensor, anchor: Tensor, memory: list[Tensor]) -> float:
     """Take the outer step of one parameter; a function of its own so that its temporary dies with it."""
     temporary = weight - anchor  # g
-    norm = float(torch.linalg.vector_norm(temporary))
+    # Row by row: one float32 sum over a whole embedding is off by 1e-3.
+    norm = float(torch.linalg.vector_norm(torch.linalg.vector_norm(temporary, dim=-1), dtype=torch.float64))
     if outer.form is Form.OWN:
         memory[0].mul_(outer.gamma).add_(temporary)
     # θ_start + η g, written from θ_end so that η = 1 rounds nothing.

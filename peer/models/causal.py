@@ -15,11 +15,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from peer.errors import ConfigError
 from peer.models.draws import PortableDraws
 
+_COMPLAINTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, StrictDataclassError, TypeError, ValueError)
+"""What the constructors of transformers make of values that are wrong or don't go together."""
+
 
 def build(config: dict[str, Any], seed: int) -> torch.nn.Module:
     """Build a config's model on the CPU in float32, without dropout, in training mode.
 
-    The same config and seed (≥ 0) give the same bits on every machine; the global generators stay as they were.
+    The same config and seed (≥ 0) give the same bits on every machine, as long as the architecture draws nothing but
+    normal and uniform numbers, as GPT-2 and most others do. The global generators stay as they were.
     Raises ConfigError when transformers cannot make a model of the config.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), PortableDraws(seed):
@@ -61,14 +65,14 @@ def origin_hash(weights: Mapping[str, Tensor]) -> str:
 def check_fit(config: dict[str, Any], vocabulary_size: int, sequence_length: int) -> None:
     """Raise ConfigError when a model has too few embeddings for the tokenizer, or positions for the sequences."""
     settings = _settings(config).get_text_config()
-    words = getattr(settings, "vocab_size", vocabulary_size)
-    if vocabulary_size > words:
+    words = getattr(settings, "vocab_size", None)
+    if words is not None and vocabulary_size > words:
         raise ConfigError(
             f"the tokenizer has {vocabulary_size} tokens and the model only {words}; "
             f"choose another tokenizer, or set vocab_size to {vocabulary_size} in the model's config"
         )
-    positions = getattr(settings, "max_position_embeddings", sequence_length)
-    if sequence_length > positions:
+    positions = getattr(settings, "max_position_embeddings", None)
+    if positions is not None and sequence_length > positions:
         raise ConfigError(
             f"sequences of {sequence_length} tokens do not fit the model's {positions} positions; shorten them"
         )
@@ -78,7 +82,7 @@ def _settings(config: dict[str, Any]) -> PretrainedConfig:
     try:
         settings: PretrainedConfig = AutoConfig.for_model(**config)
         _without_dropout(settings)
-    except (AttributeError, KeyError, TypeError, ValueError, StrictDataclassError) as error:
+    except _COMPLAINTS as error:
         raise _unusable(config, error) from error
     return settings
 
@@ -89,8 +93,7 @@ def _instantiate(config: dict[str, Any]) -> torch.nn.Module:
         model: torch.nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             settings, dtype=torch.float32
         )
-    except (ArithmeticError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        # Whatever a constructor makes of sizes that do not go together.
+    except _COMPLAINTS as error:
         raise _unusable(config, error) from error
     return model.train()
 
@@ -103,7 +106,7 @@ def _unusable(config: dict[str, Any], error: Exception) -> ConfigError:
 
 def _without_dropout(settings: PretrainedConfig) -> None:
     # On the config, not in the modules: attention reads its rate from there. Every rate has "drop" in its name.
-    for key, value in vars(settings).items():
+    for key, value in list(vars(settings).items()):
         if isinstance(value, PretrainedConfig):
             _without_dropout(value)
         elif "drop" in key and isinstance(value, (int, float)) and not isinstance(value, bool):

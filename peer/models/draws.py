@@ -31,11 +31,12 @@ class PortableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace the two draws, let everything else through."""
         aten = torch.ops.aten
-        first, second = (list(args[1:]) + [0.0, 1.0][len(args) - 1 :])[:2]  # both have these defaults
-        if func is aten.normal_.default:  # (target, mean, standard deviation)
-            return self._fill(args[0], self._generator.standard_normal, second, first)
-        if func is aten.uniform_.default:  # (target, from, to)
-            return self._fill(args[0], self._generator.random, second - first, first)
+        if func is aten.normal_.default:
+            mean, deviation = _numbers(args)
+            return self._fill(args[0], self._generator.standard_normal, deviation, mean)
+        if func is aten.uniform_.default:
+            low, high = _numbers(args)
+            return self._fill(args[0], self._generator.random, high - low, low)
         return func(*args, **(kwargs or {}))
 
     def _fill(self, target: Tensor, draw: Draw, scale: float, shift: float) -> Tensor:
@@ -44,3 +45,9 @@ class PortableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for part in torch.split(rows, step):
             part.copy_(torch.from_numpy(draw(tuple(part.shape)) * scale + shift))
         return target
+
+
+def _numbers(args: tuple[Any, ...]) -> tuple[float, float]:
+    # What follows the target; torch leaves out what equals the default, which is (0, 1) for both draws.
+    given = args[1:]
+    return (given[0] if given else 0.0), (given[1] if len(given) > 1 else 1.0)

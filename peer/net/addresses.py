@@ -71,7 +71,7 @@ def parse_announce(text: str) -> tuple[str, int | None]:
     host, port = _split(text.strip())
     if host is None or not (port is None or _port(port)):
         raise ConfigError(f"The announced address {text!r} is malformed: it should look like {RIGHT_ANNOUNCE}.")
-    if _ip(host) is not None and ip_address(host).is_unspecified:
+    if ip_version(host) is not None and ip_address(host).is_unspecified:
         raise ConfigError(f"Others cannot call {text!r}: announce an address of this machine, like {RIGHT_ANNOUNCE}.")
     return host, None if port is None else int(port)
 
@@ -91,29 +91,41 @@ def format_address(host: str, port: int) -> str:
 
 def format_transport(host: str, port: int) -> str:
     """Return host and TCP port as the first part of a multiaddr."""
-    address = _ip(host)
-    kind = "dns" if address is None else f"ip{address}"
+    version = ip_version(host)
+    kind = "dns" if version is None else f"ip{version}"
     return f"/{kind}/{host}/tcp/{port}"
+
+
+def ip_version(host: str) -> int | None:
+    """Return 4 or 6 for an IP address, None for a name."""
+    # A zone ("%eth0") means nothing on another machine, so such an address is neither.
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address) and address.scope_id is not None:
+        return None
+    return address.version
 
 
 def is_loopback(host: str) -> bool:
     """Tell whether a host means this machine and no other can call it."""
-    return ip_address(host).is_loopback if _ip(host) is not None else host.rstrip(".").lower() == "localhost"
+    return ip_address(host).is_loopback if ip_version(host) is not None else host.rstrip(".").lower() == "localhost"
 
 
 def _split(text: str) -> tuple[str | None, str | None]:
     # → host without brackets (None: not a host) and port (None: not given)
     if match := re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", text):
         host, port = match[1], match[2]
-        return (host if _ip(host) == 6 else None), port
+        return (host if ip_version(host) == 6 else None), port
     if text.count(":") > 1:
-        return (text if _ip(text) == 6 else None), None
+        return (text if ip_version(text) == 6 else None), None
     host, colon, port = text.partition(":")
     return (host if _is_host(host) else None), (port if colon else None)
 
 
 def _is_host(host: str) -> bool:
-    if _ip(host) is not None:
+    if ip_version(host) is not None:
         return True
     # a name whose last label is a number would be a mistyped IPv4 address
     last = host.rstrip(".").rpartition(".")[2]
@@ -122,19 +134,8 @@ def _is_host(host: str) -> bool:
 
 def _host_fits(kind: str, host: str) -> bool:
     if kind in ("ip4", "ip6"):
-        return _ip(host) == int(kind[2])
-    return kind in ("dns", "dns4", "dns6") and _ip(host) is None and _is_host(host)
-
-
-def _ip(host: str) -> int | None:
-    # → 4, 6, or None for a name; no zone ("%eth0"), which means nothing elsewhere
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return None
-    if isinstance(address, IPv6Address) and address.scope_id is not None:
-        return None
-    return address.version
+        return ip_version(host) == int(kind[2])
+    return kind in ("dns", "dns4", "dns6") and ip_version(host) is None and _is_host(host)
 
 
 def _port(text: str) -> bool:

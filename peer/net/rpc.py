@@ -1,10 +1,9 @@
 """Streams between peers over gRPC: the service Peer of proto/peer.proto. The only importer of grpc.
 
 A stream is one call of Talk on a connection of its own. Messages are serialized here rather than by grpc, so that bytes
-are counted without serializing twice. Reads and writes run as tasks of the stream, because grpc ends a whole call when
-one of them is cancelled: a deadline or a cancelled caller leaves the stream as it was.
-
-Bytes are those of the serialized messages; HTTP/2 and TCP add about 0.1 % for large frames.
+are counted without serializing twice; HTTP/2 and TCP add about 0.1 % to them in large frames. Reads and writes run as
+tasks of the stream, because grpc ends a whole call when one of them is cancelled: so a deadline that passed or a caller
+that was cancelled leaves the stream as it was. One task may send and another receive, but not two at once.
 """
 
 from __future__ import annotations
@@ -12,19 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable
 from typing import Any
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to stderr, what we raise as sentences anyway
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to stderr what is raised as a sentence anyway
 
-import grpc
-import grpc.aio
-from google.protobuf.message import DecodeError
+import grpc  # noqa: E402
+import grpc.aio  # noqa: E402
+from google.protobuf.message import DecodeError  # noqa: E402
 
-from peer.errors import ConfigError, PeerError, ProtocolError, Unreachable
-from peer.net.addresses import format_address, ip_version, parse_address
-from peer.net.base import Serve
-from peer.wire.peer_pb2 import DESCRIPTOR, Message
+from peer.errors import ConfigError, PeerError, ProtocolError, Unreachable  # noqa: E402
+from peer.net.addresses import format_address, ip_version, parse_address  # noqa: E402
+from peer.net.base import Serve  # noqa: E402
+from peer.wire.peer_pb2 import DESCRIPTOR, Message  # noqa: E402
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_STREAMS = 64
@@ -50,6 +48,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
 ]
 _FAILURES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+_CLOSED = "the stream is closed"
 
 
 class _Stream:
@@ -59,6 +58,7 @@ class _Stream:
         self.sent_bytes = 0
         self.received_bytes = 0
         self._call = call
+        self._closed = False
         self._reading: asyncio.Task[Any] | None = None
         self._writing: asyncio.Task[Any] | None = None
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -66,20 +66,18 @@ class _Stream:
     async def send(self, message: Message, timeout_s: float) -> None:
         """Hand one message over; see `peer.net.base.Stream`."""
         data = message.SerializeToString()
-        async with _deadline(timeout_s, "took nothing"):
-            if self._writing is not None:  # of a send that was given up
-                await self._outcome(self._writing)
-            self._writing = asyncio.create_task(self._call.write(data))
-            await self._outcome(self._writing)
+        if self._writing is not None:  # of a send that was given up
+            await self._outcome(self._writing, timeout_s, "took")
+        self._writing = asyncio.create_task(self._call.write(data))
+        await self._outcome(self._writing, timeout_s, "took")
         self._writing = None
         self.sent_bytes += len(data)
 
     async def receive(self, timeout_s: float) -> Message | None:
         """Return the next message; see `peer.net.base.Stream`. Raises `ProtocolError` when it isn't one."""
-        async with _deadline(timeout_s, "said nothing"):
-            if self._reading is None:
-                self._reading = asyncio.create_task(self._call.read())
-            data = await self._outcome(self._reading)
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._call.read())
+        data = await self._outcome(self._reading, timeout_s, "said")
         self._reading = None
         if data is grpc.aio.EOF:
             await self._ended()
@@ -91,25 +89,29 @@ class _Stream:
             raise ProtocolError("malformed", "the other side sent something that is no message") from error
 
     async def _ended(self) -> None:
-        """Find out whether the end of the other side's messages was an orderly one; raises `Unreachable` if not."""
+        """Make sure that the end of the other side's messages was an orderly one; raises `Unreachable`."""
 
-    async def _outcome(self, task: asyncio.Task[Any]) -> Any:
-        await asyncio.wait({task, self._lost}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+    async def _outcome(self, task: asyncio.Task[Any], timeout_s: float, verb: str) -> Any:
+        if not self._closed:
+            await asyncio.wait((task, self._lost), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._closed or task.cancelled():
+            raise Unreachable(_CLOSED)
+        if self._lost.done():
             raise Unreachable(self._lost.result())
-        if task.cancelled():
-            raise Unreachable("the stream is closed")
+        if not task.done():
+            raise Unreachable(f"the other side {verb} nothing for {timeout_s:g} s")
         try:
             return task.result()
         except _FAILURES as error:
             raise Unreachable(_reason(error)) from error
 
-    def _lose(self, reason: str) -> None:
+    def lose(self, reason: str) -> None:
+        """Let all that waits for the other side, now or later, fail for this reason."""
         if not self._lost.done():
             self._lost.set_result(reason)
 
-    async def _settle(self) -> None:
-        """End what is still under way and take note of its outcome."""
+    async def settle(self) -> None:
+        """End what is still under way, and take note of its outcome."""
         tasks = {task for task in (self._reading, self._writing) if task is not None}
         for task in tasks:
             task.cancel()
@@ -123,21 +125,22 @@ class _Stream:
 class _Dialled(_Stream):
     """The side that opened the stream, and owns its connection."""
 
-    def __init__(self, channel: grpc.aio.Channel, owner: set[_Dialled]) -> None:
+    def __init__(self, channel: grpc.aio.Channel, siblings: set[_Dialled]) -> None:
         super().__init__(channel.stream_stream(f"/{SERVICE}/{METHOD}")())
         self._channel = channel
-        self._owner = owner
+        self._siblings = siblings
         self._closing: asyncio.Task[None] | None = None
-        owner.add(self)
+        siblings.add(self)
 
     async def close(self) -> None:
         """End the stream, and wait a little until the other side has taken all that was sent."""
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        await asyncio.shield(self._closing)
+            self._closed = True
+            self._closing = asyncio.create_task(self._part())
+        await asyncio.wait({self._closing})
 
-    async def _close(self) -> None:
-        with contextlib.suppress(TimeoutError, *_FAILURES):
+    async def _part(self) -> None:
+        try:
             async with asyncio.timeout(LINGER_S):
                 if self._writing is not None:
                     await asyncio.wait({self._writing})
@@ -146,39 +149,47 @@ class _Dialled(_Stream):
                     await asyncio.wait({self._reading})
                 while await self._call.read() is not grpc.aio.EOF:
                     pass
-        await self.abandon()
+        except (TimeoutError, *_FAILURES):
+            pass
+        finally:
+            await self.cut()
 
-    async def abandon(self) -> None:
+    async def cut(self) -> None:
         """Cut the stream off."""
-        self._lose("the stream is closed")
+        self._closed = True
+        self._siblings.discard(self)
+        self.lose(_CLOSED)
         self._call.cancel()
-        await self._settle()
+        await self.settle()
         await self._channel.close()
-        self._owner.discard(self)
 
 
 class _Accepted(_Stream):
     """The side that a stream was opened to; it ends when what serves it returns."""
 
     async def close(self) -> None:
-        """Take part in nothing any more."""
-        self._lose("the stream is closed")
+        """Take no more part in the stream."""
+        self._closed = True
 
     async def _ended(self) -> None:
-        # grpc ends the messages of a caller that vanished just as those of one that is done; a moment later it says so
-        done, _ = await asyncio.wait({self._lost}, timeout=QUIET_S)
-        if done:
+        # When a caller vanishes, grpc first ends its messages as if it were done with them, and then says so.
+        if (await asyncio.wait({self._lost}, timeout=QUIET_S))[0]:
             raise Unreachable(self._lost.result())
 
     async def drain(self) -> None:
         """Throw away what the caller still sends, until it ends or pauses.
 
-        If the call ended under a caller that is sending, grpc would throw away our last messages on its side.
+        Otherwise a caller that is sending when the call ends would lose our last messages, which it has yet to read.
         """
-        with contextlib.suppress(Unreachable, ProtocolError):
-            async with asyncio.timeout(LINGER_S):
-                while await self.receive(QUIET_S) is not None:
-                    pass
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + LINGER_S
+        while loop.time() < end_s:
+            task = self._reading or asyncio.create_task(self._call.read())
+            self._reading = task
+            await asyncio.wait((task, self._lost), timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() or task.cancelled() or task.exception() or task.result() is grpc.aio.EOF:
+                return
+            self._reading = None
 
 
 class Rpc:
@@ -188,20 +199,23 @@ class Rpc:
         self.port = 0
         self._max_streams = max_streams
         self._server: grpc.aio.Server | None = None
-        self._serve: Serve | None = None
-        self._serving: set[asyncio.Task[None]] = set()
         self._dialled: set[_Dialled] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, serve: Serve, port: int = 0) -> None:
         """Listen on the TCP port of all interfaces (0: any free one); raises `ConfigError` when it is taken."""
-        self._serve = serve
+
+        async def talk(_: Any, context: Any) -> None:
+            await self._talk(serve, context)
+
         server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=self._max_streams)
-        handler = grpc.stream_stream_rpc_method_handler(self._talk)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        handlers = {METHOD: grpc.stream_stream_rpc_method_handler(talk)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
             self.port = server.add_insecure_port(f"[::]:{port}")
         except RuntimeError as error:
-            raise ConfigError(f"Port {port} is in use. Choose another one with --port.") from error
+            await server.stop(None)
+            raise ConfigError(f"Port {port} cannot be used: it is taken. Choose another one with --port.") from error
         await server.start()
         self._server = server
 
@@ -210,54 +224,77 @@ class Rpc:
         try:
             host, port = parse_address(address)
         except ValueError as error:
-            raise Unreachable(f"there is no peer at {address!r}, which is not host:port") from error
+            raise Unreachable(f"nobody can be called at {address[:80]!r}, which is not host:port") from error
         version = ip_version(host)
-        target = f"ipv{version}:" if version else "dns:///"
-        channel = grpc.aio.insecure_channel(target + format_address(host, port), options=_CHANNEL_OPTIONS)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await _connected(channel, address)
-        except TimeoutError:
-            await channel.close()
-            raise Unreachable(f"{address} did not answer within {timeout_s:g} s") from None
-        except (Unreachable, asyncio.CancelledError):
-            await channel.close()
-            raise
+        target = (f"ipv{version}:" if version else "dns:///") + format_address(host, port)
+        channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(channel.close)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await _connected(channel, address)
+            except TimeoutError:
+                raise Unreachable(f"{address} did not answer within {timeout_s:g} s") from None
+            undo.pop_all()
         return _Dialled(channel, self._dialled)
 
     async def close(self) -> None:
         """Cut off all streams and stop listening; idempotent. Takes seconds at most, never raises."""
         server, self._server = self._server, None
         for stream in list(self._dialled):
-            await stream.abandon()
-        for task in self._serving:
+            await stream.cut()
+        serving = set(self._serving)
+        for task in serving:
             task.cancel()
-        if self._serving:
-            await asyncio.wait(self._serving, timeout=STOP_S)
+        if serving:
+            await asyncio.wait(serving, timeout=STOP_S)
         if server is not None:
             await server.stop(STOP_S)
 
-    async def _talk(self, _: Any, context: Any) -> None:
+    async def _talk(self, serve: Serve, context: Any) -> None:
+        """Let a stream be served, in a task of its own: grpc cancels this one as soon as the caller is gone."""
         stream = _Accepted(context)
-        task = asyncio.create_task(self._attend(stream, context))
+        task = asyncio.ensure_future(serve(stream))
         self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        task.add_done_callback(self._served)
         try:
-            await asyncio.shield(task)
+            await asyncio.wait({task})
+            if task.cancelled() or task.exception() is not None:
+                await context.abort(grpc.StatusCode.ABORTED, "gave up on the stream")
             await stream.drain()
-        except asyncio.CancelledError:  # grpc's way to say that the caller is gone
-            stream._lose("the other side went away")
-            raise
         finally:
-            await stream._settle()
+            stream.lose("the other side went away")
+            await stream.settle()
 
-    async def _attend(self, stream: _Accepted, context: Any) -> None:
-        if self._serve is None:
-            return
-        try:
-            await self._serve(stream)
-        except PeerError:
-            pass
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, PeerError):
+            task.get_loop().call_exception_handler({"message": "serving a stream failed", "exception": error})
+
+
+async def _connected(channel: grpc.aio.Channel, address: str) -> None:
+    state = channel.get_state(try_to_connect=True)
+    while state is not grpc.ChannelConnectivity.READY:
+        if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+            raise Unreachable(f"{address} cannot be reached")
+        await channel.wait_for_state_change(state)
+        state = channel.get_state(try_to_connect=True)
+
 
 def _reason(error: Exception) -> str:
-    ...
+    """Return a sentence's worth of why a call failed."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return "the other side has ended the stream"
+    details = error.details() or ""
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return f"the connection was lost ({details})"
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return f"too much for the other side ({details})"
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return "what answers there is no peer"
+        case grpc.StatusCode.ABORTED | grpc.StatusCode.CANCELLED | grpc.StatusCode.INTERNAL:
+            return "the other side ended the stream early"
+        case code:
+            return f"the stream broke ({code.name.lower()}: {details})"

@@ -190,7 +190,7 @@ def test_every_message_that_has_no_place_in_an_exchange_is_refused() -> None:
 def test_there_is_no_correction_before_the_end() -> None:
     for phase in Phase:
         if phase is not Phase.APPLIED:
-            with pytest.raises(ProtocolError, match="unfinished"):
+            with pytest.raises(RuntimeError, match="no correction"):
                 _ = standing(phase).correction
 
 

@@ -231,6 +231,14 @@ def test_one_peer_with_eta_1_and_gamma_0_is_plain_training_bit_for_bit(form: For
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_with_eta_1_and_gamma_0_even_a_negative_zero_stays_as_it_is(form: Form) -> None:
+    weights = {"x": torch.tensor([-0.0, 1.0]), "scalar": torch.tensor(-0.0)}
+    outer_step(Outer(form, 1.0, 0.0, 1.0), state_of(form, weights))
+    assert torch.signbit(weights["x"]).tolist() == [True, False]
+    assert torch.signbit(weights["scalar"])
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_an_outer_step_writes_into_the_live_parameters_and_returns_the_drift(form: Form) -> None:
     model = network(9)
     state = state_of(form, dict(model.named_parameters()))

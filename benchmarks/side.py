@@ -1,0 +1,234 @@
+"""One side of an exchange, in a process of its own: what a daemon does in a meeting, with nothing around it.
+
+Weights and anchor are there as in a daemon, the stream is gRPC's, the exchange, the conversation and the boundary are
+the daemon's. Only training is missing: a thread that reaches a step boundary all the time stands in for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from benchmarks import rawcopy
+from benchmarks.cost import Cost, Meter
+from benchmarks.pair import Shapes, draw
+from benchmarks.worker import DEADLINE_S
+from peer.boundary import Boundary
+from peer.conversation import Conversation
+from peer.core.admit import admit_correction
+from peer.core.codec import Basis, next_basis, parse, parts, start_basis
+from peer.core.decision import Decision
+from peer.core.exchange import Callee, Caller, Phase
+from peer.core.gossip import Outer, pair_weight
+from peer.core.state import State
+from peer.errors import PeerError, Unreachable
+from peer.net.base import Stream
+from peer.net.rpc import Rpc
+from peer.wire.peer_pb2 import Answer, Message, Offer
+
+STEP_S = 0.001
+"""How often the stand-in for training reaches a step boundary."""
+
+SILENCE_S = 60.0
+OUTER = Outer()
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Met:
+    """One side's part of an exchange."""
+
+    cost: Cost
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the two sides stand after an exchange, as shares of the distance between them before.
+
+    left: the distance now. shift: how far the sum of the two moved. anchored: whether each anchor moved as its weights.
+    """
+
+    left: float
+    shift: float
+    anchored: bool
+
+
+class Side:
+    """Caller or callee, of one exchange after another."""
+
+    def __init__(self, shapes: Shapes, calls: bool) -> None:
+        torch.set_num_threads(1)
+        self._shapes, self._calls = shapes, calls
+        self._state = State(
+            weights={name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()},
+            anchor={name: torch.zeros(shape) for name, shape in shapes.items()},
+            outer={},  # the outer memory has no part in an exchange
+        )
+        self._spec = ""
+        self._basis: Basis = {}
+        self._norms: deque[float] = deque(maxlen=64)
+        self._boundary = Boundary()
+        self._stopping = threading.Event()
+        self._met: asyncio.Future[Met]
+        self._meter: Meter
+        self._socket: socket.socket
+        self._loop = asyncio.new_event_loop()
+        self._rpc = Rpc()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        threading.Thread(target=self._train, daemon=True).start()
+
+    # ------------------------------------------------------------------ orders
+
+    def listen(self) -> tuple[int, int]:
+        """Callee: come up and return the ports of gRPC and of the raw socket."""
+        self._await(self._rpc.start(self._serve))
+        self._socket = rawcopy.listen()
+        port: int = self._socket.getsockname()[1]
+        return self._rpc.port, port
+
+    def connect(self, port: int) -> None:
+        """Caller: open the raw connection."""
+        self._socket = rawcopy.connect(port)
+
+    def accept(self) -> None:
+        """Callee: take the raw connection."""
+        self._socket = rawcopy.accept(self._socket)
+
+    @torch.no_grad()
+    def prepare(self, spec: str) -> None:
+        """Set weights and anchor to their first values, and the codec; a codec's basis stays from one to the next."""
+        if spec != self._spec:
+            self._spec = spec
+            self._codec = parse(spec)
+            self._parts = parts(self._shapes, self._codec)
+            self._basis = start_basis(self._parts, torch.Generator().manual_seed(0))
+            self._norms.clear()
+        for index, (name, shape) in enumerate(self._shapes.items()):
+            ours = draw(shape, index)[0 if self._calls else 1]
+            self._state.weights[name].copy_(ours)
+            self._state.anchor[name].copy_(ours)
+
+    def expect(self) -> None:
+        """Callee: be ready for one exchange, of which `met` tells."""
+        self._met = self._await(_future())
+        self._meter = Meter()
+
+    def met(self) -> Met:
+        """Callee: return what became of it; raises what went wrong."""
+        return self._await(_wait(self._met))
+
+    def meet(self, port: int) -> Met:
+        """Caller: hold one exchange, from dialling to the corrected weights."""
+        self._meter = Meter()
+        return self._await(self._call(f"127.0.0.1:{port}"))
+
+    def copy(self, send_bytes: int, receive_bytes: int) -> Cost:
+        """Copy as many bytes each way over the raw connection."""
+        return rawcopy.copy(self._socket, self._calls, send_bytes, receive_bytes)
+
+    def show(self) -> bool:
+        """Callee: send the weights over the raw connection; return whether the anchor equals them."""
+        for name in self._shapes:
+            self._socket.sendall(memoryview(self._state.weights[name].detach().numpy()).cast("B"))
+        return self._anchored()
+
+    def compare(self) -> Comparison:
+        """Caller: hold the callee's weights against one's own, and both against their first values."""
+        before = after = moved = 0.0
+        for index, (name, shape) in enumerate(self._shapes.items()):
+            ours, theirs = self._state.weights[name].detach(), torch.empty(shape)
+            rawcopy.receive(self._socket, memoryview(theirs.numpy()).cast("B"))
+            first_ours, first_theirs = draw(shape, index)
+            before += _square(first_ours - first_theirs)
+            after += _square(ours - theirs)
+            moved += _square((ours - first_ours) + (theirs - first_theirs))
+        return Comparison((after / before) ** 0.5, (moved / before) ** 0.5, self._anchored())
+
+    def close(self) -> None:
+        """Go down."""
+        self._await(self._rpc.close())
+        self._stopping.set()
+
+    # ------------------------------------------------------------------ the exchange
+
+    async def _call(self, address: str) -> Met:
+        began_s = time.monotonic()
+        exchange = Caller(self._parts, self._codec, self._basis, self._admit)
+        stream = await self._rpc.dial(address, DEADLINE_S)
+        try:
+            await stream.send(Message(offer=self._offer()), DEADLINE_S)
+            answer = await stream.receive(DEADLINE_S)
+            if answer is None:
+                raise Unreachable("the callee ended the stream before it answered")
+            exchange.receive(answer)
+            return await self._converse(exchange, stream, -pair_weight(OUTER.alpha), began_s)
+        finally:
+            await stream.close()
+
+    async def _serve(self, stream: Stream) -> None:
+        try:
+            message = await stream.receive(DEADLINE_S)
+            if message is None or not message.HasField("offer"):
+                raise Unreachable("the caller made no offer")
+            exchange = Callee(self._parts, self._codec, self._admit)
+            await stream.send(Message(answer=Answer(accepted=True, peer_id="callee")), DEADLINE_S)
+            self._met.set_result(await self._converse(exchange, stream, message.offer.weight, time.monotonic()))
+        except PeerError as error:
+            self._met.set_exception(error)
+
+    async def _converse(self, exchange: Caller | Callee, stream: Stream, weight: float, began_s: float) -> Met:
+        await Conversation(exchange, stream, self._boundary, OUTER, SILENCE_S).run()
+        if exchange.phase is not Phase.APPLIED:
+            raise Unreachable(f"the exchange ended {exchange.phase.value}: {exchange.reason} {exchange.detail}")
+        correction = exchange.correction
+
+        def add(state: State) -> None:
+            correction.add_(state.weights, weight)
+            correction.add_(state.anchor, weight)
+
+        await self._boundary.visit(add, DEADLINE_S)
+        cost = self._meter.stop(began_s)
+        self._basis = next_basis(correction, self._basis)
+        return Met(cost, stream.sent_bytes, stream.received_bytes)
+
+    def _offer(self) -> Offer:
+        weight = pair_weight(OUTER.alpha)
+        return Offer(protocol=1, peer_id="caller", meeting_id=os.urandom(16), codec=self._spec, weight=weight)
+
+    def _admit(self, norm: float) -> Decision:
+        decision = admit_correction(norm, True, self._norms)
+        self._norms.append(norm)
+        return decision
+
+    def _train(self) -> None:
+        while not self._stopping.wait(STEP_S):
+            self._boundary.serve(self._state)
+
+    def _anchored(self) -> bool:
+        return all(torch.equal(self._state.anchor[name], weight) for name, weight in self._state.weights.items())
+
+    def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(DEADLINE_S)
+
+
+async def _future() -> asyncio.Future[Met]:
+    return asyncio.get_running_loop().create_future()
+
+
+async def _wait(future: asyncio.Future[Met]) -> Met:
+    return await future
+
+
+def _square(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x)) ** 2

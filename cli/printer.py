@@ -1,0 +1,68 @@
+"""What a daemon tells, on a terminal or in a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TextIO
+
+from peer.tail import Record
+
+
+class Printer:
+    """Prints lines at once. When nobody reads any more it goes on into the void: that is no reason to stop training."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence."""
+        try:
+            print(sentence, file=self._out, flush=True)
+        except OSError:
+            # Not only for this line: what is left in the buffer would fail again when Python exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+
+    def json(self, record: Record) -> None:
+        """Print an event as it stands in the log."""
+        self.say(json.dumps(record))
+
+    def event(self, record: Record) -> None:
+        """Print an event for people, if it is news to them."""
+        sentence = line(record)
+        if sentence is not None:
+            self.say(sentence)
+
+
+def line(record: Record) -> str | None:
+    """Return an event as one line for people; None for what they need not see as it happens."""
+    match record["event"]:
+        case "start":
+            size = f"{record['parameters'] / 1e6:.1f} M parameters"
+            return (
+                f"peer {record['peer_id'][:8]} trains run {record['run_id'][:8]} ({record['name']}, {size}) from round "
+                f"{record['round']} ({record['how']}) on {record['device']} in {record['dtype']}"
+            )
+        case "round":
+            return _round(record)
+        case "skip" if record["outcome"] == "failed":
+            return f"meeting{_with(record['partner'])} failed: {record['detail']}"
+        case "catch-up":
+            return f"caught up with {record['donor'][:8]} at round {record['round']} in {record['seconds']:.1f} s"
+        case "stop":
+            return f"stopped ({record['reason']}): {record['detail']}"
+    return None
+
+
+def _round(record: Record) -> str:
+    loss = "not finite" if record["loss"] is None else f"{record['loss']:.3f}"
+    rate = record["tokens"] / record["seconds"] if record["seconds"] else 0.0
+    return (
+        f"round {record['round']}: loss {loss}, {record['steps']} steps at {rate:,.0f} tokens/s, "
+        f"{record['peers']} peers, {record['meetings']} meetings{_with(record['partner'], ', last with ')}, "
+        f"{record['bytes_sent'] / 1e6:.1f} MB sent"
+    )
+
+
+def _with(partner: str | None, words: str = " with ") -> str:
+    return f"{words}{partner[:8]}" if partner else ""

@@ -1,0 +1,97 @@
+"""peer status: what the daemon of a home does, or did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from peer.config import HOME
+from peer.home import Home
+from peer.status import Status, status
+
+from .help import Command, examples, option
+
+
+@click.command(
+    name="status",
+    cls=Command,
+    short_help="Show what this machine's peer is doing.",
+    epilog=examples("peer status", "peer status --json", "peer status --home ~/second-peer"),
+)
+@option("--home", metavar="FOLDER", help=f"The home folder of the peer to ask about.  [default: {HOME}]")
+@option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(home: str | None, as_json: bool) -> None:
+    """Show what this machine's peer is doing: round, loss, partners, bytes, and why its last meeting failed.
+
+    It reads the peer's event log, so it works for one that has stopped, too, and says why it did.
+    """
+    found = status(Home(Path(home) if home else HOME))
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    click.echo(_headline(found))
+    for label, text in _lines(found):
+        click.echo(f"  {label:<13} {text}")
+
+
+def _headline(found: Status) -> str:
+    who = f"peer {found.peer_id}" if found.peer_id else "the daemon"
+    if found.running:
+        doing = "is running" if found.started else "is starting"
+        return f"{who} {doing}: process {found.pid}, for {_duration(found.uptime_s or 0.0)}"
+    if found.stopped is None:
+        return f"{who} is stopped: it was killed, or its machine went down; last heard of {_moment(found.heard)}"
+    why = {"finished": "it finished", "signal": "it was asked to stop"}.get(found.stopped.reason, "an error")
+    return f"{who} is stopped since {_moment(found.stopped.time)}: {why} ({found.stopped.detail})"
+
+
+def _lines(found: Status) -> Iterator[tuple[str, str]]:
+    if found.run_id:
+        yield "run", f"{found.name} {found.run_id}".strip()
+    if found.started:
+        yield "model", f"{found.model}, {found.parameters:,} parameters, {found.dtype} on {found.device}"
+        yield "round", f"{found.round}, loss {_loss(found)}"
+        yield "peers", f"{found.peers} known, last partner {found.partner or 'none yet'}"
+        yield "meetings", f"{found.meetings} done, {found.declined} declined, {found.failed} failed"
+        yield "bytes", f"{_size(found.bytes_sent)} sent, {_size(found.bytes_received)} received"
+    if found.skipped:
+        counts = sorted(found.skipped.items(), key=lambda item: -item[1])
+        yield "why not", ", ".join(f"{reason} {count}" for reason, count in counts)
+    if found.last_failure is not None:
+        failure = found.last_failure
+        whom = f" with {failure.partner}" if failure.partner else ""
+        yield "last failure", f"{failure.reason}{whom}, {_moment(failure.time)}: {failure.detail}"
+    if found.checkpoint_time is not None:
+        yield "checkpoint", f"round {found.checkpoint_round}, {_moment(found.checkpoint_time)}"
+    if found.running:
+        yield from (("address", address) for address in found.addresses)
+        yield from (("bootstrap", address) for address in found.bootstraps)
+
+
+def _loss(found: Status) -> str:
+    if found.loss is not None:
+        return f"{found.loss:.4f}"
+    return "unknown until a round is done" if found.lr is None else "not a finite number: training has diverged"
+
+
+def _duration(seconds: float) -> str:
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _size(size_bytes: float) -> str:
+    for unit_bytes, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.1f} {unit}"
+    return f"{size_bytes:.0f} bytes"
+
+
+def _moment(stamp: str) -> str:
+    return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M:%S}"

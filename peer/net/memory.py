@@ -1,0 +1,172 @@
+"""A whole network inside one process and one event loop, with faults on demand: for tests and the lab.
+
+A `Hub` is the world; each peer gets a `MemoryNetwork` on it. Everything is decided by the order of the calls: no ports,
+no threads, no chance but the sample's, whose generator can be given. Messages travel as bytes, as they do outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from google.protobuf.message import DecodeError
+
+from peer.errors import PeerError, ProtocolError, Unreachable
+from peer.net.base import Member, Serve, Stream
+from peer.wire.peer_pb2 import Message
+
+PIPE_BYTES = 4 << 20
+SAMPLE = 256
+_CLOSED = "the stream is closed"
+
+
+class Hub:
+    """What connects the networks of one process: who can be called, who published what, who is cut off from whom."""
+
+    def __init__(self, now: Callable[[], float] = time.time, chance: random.Random | None = None) -> None:
+        self.now = now
+        self.chance = chance or random.Random(0)
+        self.records: dict[tuple[str, str], Member] = {}
+        self.up: dict[str, MemoryNetwork] = {}
+        self.links: set[_Link] = set()
+        self._islands: list[frozenset[str]] = []
+
+    def kill(self, peer_id: str) -> None:
+        """Let a peer vanish as by kill -9: its streams break, nobody can call it, its record stays until its end."""
+        network = self.up.pop(peer_id, None)
+        if network is not None:
+            network.die()
+        self._break(lambda link: peer_id in link.peers)
+
+    def partition(self, *groups: Iterable[str]) -> None:
+        """Cut every group off from all others and from the rest, until the next call; none at all heals the network."""
+        self._islands = [frozenset(group) for group in groups]
+        self._break(lambda link: not self.connected(*link.peers))
+
+    def connected(self, one: str, other: str) -> bool:
+        """Tell whether two peers can reach each other."""
+        return all((one in island) == (other in island) for island in self._islands)
+
+    def _break(self, doomed: Callable[[_Link], bool]) -> None:
+        for link in [link for link in self.links if doomed(link)]:
+            link.cut("the other side went away")
+
+
+class MemoryNetwork:
+    """One peer's `peer.net.base.Network` on a hub; its address is its peer id with port 1."""
+
+    def __init__(self, hub: Hub, peer_id: str) -> None:
+        self._hub = hub
+        self._peer_id = peer_id
+        self._serve: Serve | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def start(self, serve: Serve) -> None:
+        """Accept streams from now on."""
+        self._serve = serve
+        self._hub.up[self._peer_id] = self
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others on the hub reach this peer."""
+        return (f"{self._peer_id}:1",)
+
+    @property
+    def bootstraps(self) -> tuple[str, ...]:
+        """A hub needs none, so this is only a name for it."""
+        return (f"/memory/{self._peer_id}",)
+
+    @property
+    def lonely(self) -> bool:
+        """Never: the hub is always there."""
+        return False
+
+    async def publish(self, member: Member) -> bool:
+        """Keep a record on the hub; refused unless it is our own, not yet over, and ends after the one before."""
+        key = (member.run_id, member.peer_id)
+        known = self._hub.records.get(key)
+        if member.peer_id != self._peer_id or not self._alive or member.expires_s <= self._hub.now():
+            return False
+        if known is not None and known.expires_s > member.expires_s:
+            return False
+        self._hub.records[key] = member
+        return True
+
+    async def withdraw(self, member: Member) -> None:
+        """Take our record off the hub."""
+        if member.peer_id == self._peer_id and self._alive:
+            self._hub.records.pop((member.run_id, member.peer_id), None)
+
+    async def members(self, run_id: str) -> list[Member]:
+        """Return a sample of the run's records that are not yet over."""
+        now_s = self._hub.now()
+        found = [record for (run, _), record in self._hub.records.items() if run == run_id and record.expires_s > now_s]
+        return self._hub.chance.sample(found, SAMPLE) if len(found) > SAMPLE else found
+
+    async def dial(self, address: str, timeout_s: float) -> Stream:
+        """Open a stream to a peer on the hub."""
+        peer_id = address.rpartition(":")[0]
+        await asyncio.sleep(0)
+        other = self._hub.up.get(peer_id)
+        if other is None or not self._alive or not self._hub.connected(self._peer_id, peer_id):
+            raise Unreachable(f"{address} cannot be reached")
+        link = _Link(self._hub, self._peer_id, peer_id)
+        other._accept(link.accepted)
+        return link.dialled
+
+    async def close(self) -> None:
+        """Leave the hub and cut off all streams."""
+        if self._hub.up.get(self._peer_id) is self:
+            del self._hub.up[self._peer_id]
+        self.die()
+        for link in [link for link in self._hub.links if self._peer_id in link.peers]:
+            link.cut("the other side went away")
+        if self._serving:
+            await asyncio.wait(set(self._serving))
+
+    def die(self) -> None:
+        """Stop serving."""
+        self._serve = None
+        for task in self._serving:
+            task.cancel()
+
+    @property
+    def _alive(self) -> bool:
+        return self._serve is not None
+
+    def _accept(self, stream: _End) -> None:
+        if self._serve is None:
+            return
+        task = asyncio.ensure_future(self._serve(stream))
+        self._serving.add(task)
+        task.add_done_callback(lambda task: self._served(task, stream))
+
+    def _served(self, task: asyncio.Future[None], stream: _End) -> None:
+        self._serving.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            stream.end()
+            return
+        stream.link.cut("the other side ended the stream early")
+        if error is not None and not isinstance(error, PeerError):
+            task.get_loop().call_exception_handler({"message": "serving a stream failed", "exception": error})
+
+
+class _Link:
+    """A stream between two peers: two ends, and one reason why it broke."""
+
+    def __init__(self, hub: Hub, caller: str, callee: str) -> None:
+        there, back = _Pipe(), _Pipe()
+        self.peers = (caller, callee)
+        self.dialled = _End(self, outgoing=there, incoming=back)
+        self.accepted = _End(self, outgoing=back, incoming=there)
+        self.broken: str | None = None
+        self._hub = hub
+        hub.links.add(self)
+
+    def cut(self, reason: str) -> None:
+        """Let both ends fail from now on."""
+        ...

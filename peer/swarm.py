@@ -1,0 +1,200 @@
+"""A whole swarm on one machine: a bootstrap node and several daemons, each a process of its own, and what they achieve.
+
+Nothing of it is simulated: these are the commands that volunteers type, and all that is known of the daemons is what
+their event logs and checkpoints say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from peer import checkpoint
+from peer.core.state import Tensors
+from peer.crew import GRACE_S, Child, Crew, Interrupts
+from peer.data import corpus
+from peer.data.stream import Sequences
+from peer.errors import ConfigError, PeerError, Unreachable
+from peer.heldout import assess
+from peer.home import Home
+from peer.manifest import Manifest
+from peer.models import tokenizer
+from peer.swarm_report import Report, Row
+from peer.tail import Tail
+from peer.trainer import choose_device
+
+MOST_PEERS = 256
+LOOPBACK = "127.0.0.1"
+BOOTSTRAP_S = 60.0
+TICK_S = 0.2
+STARTING_PER_CORE = 2
+"""Daemons that may come up at once: their imports and their DHT nodes take all of a core, and too many time out."""
+
+_ADDRESS = re.compile(r"--bootstrap (/\S+)")
+
+Watch = Callable[[Sequence[Row]], None]
+"""Shown all rows, again and again, while the swarm trains."""
+
+
+def plan(
+    model: str,
+    peers: int,
+    rounds: int | None = None,
+    data: str | None = None,
+    codec: str | None = None,
+    seed: int = 0,
+) -> Manifest:
+    """Return a model's preset run with what was given instead, for so many peers; raises `ConfigError`.
+
+    data: a path, made absolute, so that it means the same to every daemon. There are at least as many shards as peers.
+    """
+    if not 1 <= peers <= MOST_PEERS:
+        raise ConfigError(f"peers is {peers}; give a number from 1 to {MOST_PEERS}")
+    run = Manifest.preset(model)
+    source = data or run.data.corpus
+    source = source if source == corpus.BUILT_IN else os.path.abspath(os.path.expanduser(source))
+    return replace(
+        run,
+        name=f"swarm-{run.name}"[:64],
+        rounds=run.rounds if rounds is None else rounds,
+        seed=seed,
+        data=replace(run.data, corpus=source, shards=max(run.data.shards, peers)),
+        exchange=replace(run.exchange, codec=run.exchange.codec if codec is None else codec),
+    ).check()
+
+
+def swarm(run: Manifest, peers: int, folder: Path, watch: Watch) -> Report:
+    """Train a run with so many peers on this machine and evaluate what comes of it; Ctrl-C ends the training early.
+
+    folder: empty or not there yet; takes the run's manifest, and a home for each process with its log. Raises
+    `ConfigError` for what can't work before any process is started, and `Unreachable` when the bootstrap node doesn't
+    come up. No process is left behind, also when this one is killed.
+    """
+    texts = corpus.load(run.data.corpus, tokenizer.load(run.tokenizer), None)
+    Sequences(texts.train, run.data.sequence_length, run.data.shards, run.seed)  # raises when there is too little text
+    _prepare(folder, run)
+    began = time.monotonic()
+    places = [Place(number, folder) for number in range(1, peers + 1)]
+    with Interrupts() as interrupts, Crew(folder, max(1, _cores() // peers)) as crew:
+        bootstrap = crew.start("bootstrap", "bootstrap", "--port", "0", "--announce", LOOPBACK)
+        address = _address(bootstrap, interrupts)
+        _train(crew, places, address, interrupts, watch)
+        failures = [failure for failure in (*map(_failure, places), _end(crew, bootstrap)) if failure]
+    found = assess(run, texts.heldout, _weights(run, places), choose_device("auto"))
+    rows = tuple(place.row for place in places)
+    return Report(run.rounds, rows, found, time.monotonic() - began, tuple(failures))
+
+
+class Place:
+    """One peer's place in the swarm: its home, its process once there is one, and its row."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self.row = Row(number)
+        self.home = Home(folder / f"peer-{number}")
+        self.child: Child | None = None
+        self._folder = folder
+        self._tail = Tail(self.home.events)
+
+    def start(self, crew: Crew, address: str) -> None:
+        """Start the daemon, as a volunteer would."""
+        run_file = str(self._folder / "run.toml")
+        where = ("--bootstrap", address, "--announce", LOOPBACK)
+        self.child = crew.start(self.home.path.name, "join", "--run", run_file, *where)
+        self.row.stage = "starting"
+
+    def look(self) -> None:
+        """Take in what happened since the last time."""
+        status = None if self.child is None else self.child.process.poll()  # first: then the log is complete
+        for record in self._tail.new():
+            self.row.take(record)
+        if status is not None and not self.row.ended:
+            self.row.end(status)
+            self._tail.close()
+
+
+def _prepare(folder: Path, run: Manifest) -> None:
+    """Make the folder and write the run's manifest into it; raises `ConfigError`."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"folder '{folder}' is not empty; give --home a new one for this swarm")
+    Home(folder).create()
+    (folder / "run.toml").write_text(run.to_toml(), encoding="utf-8")
+
+
+def _address(bootstrap: Child, interrupts: Interrupts) -> str:
+    """Return where the bootstrap node is called, once it says so; raises `Unreachable`. Empty when interrupted."""
+    deadline = time.monotonic() + BOOTSTRAP_S
+    while not interrupts.count:
+        ended = bootstrap.process.poll() is not None
+        if found := _ADDRESS.search(bootstrap.log.read_text(errors="replace")):
+            return found[1]
+        if ended or time.monotonic() > deadline:
+            raise Unreachable(f"the bootstrap node did not come up{bootstrap.last_words()}")
+        time.sleep(TICK_S)
+    return ""
+
+
+def _train(crew: Crew, places: Sequence[Place], address: str, interrupts: Interrupts, watch: Watch) -> None:
+    """Start the peers and look on until all have ended; an interrupt asks them to end, a second one kills them."""
+    asked, deadline = 0, float("inf")
+    while True:
+        if interrupts.count > asked:
+            asked = interrupts.count
+            deadline = time.monotonic() + GRACE_S if asked == 1 else 0.0
+            crew.signal(signal.SIGTERM)
+        if time.monotonic() > deadline:
+            crew.signal(signal.SIGKILL)
+        if not asked:
+            _start_some(crew, places, address)
+        for place in places:
+            if asked and place.child is None:
+                place.row.stage = "stopped"
+            place.look()
+        watch([place.row for place in places])
+        if all(place.row.ended for place in places):
+            return
+        time.sleep(TICK_S)
+
+
+def _start_some(crew: Crew, places: Sequence[Place], address: str) -> None:
+    """Start as many of the waiting peers as may come up at once."""
+    starting = sum(place.row.stage == "starting" for place in places)
+    waiting = [place for place in places if place.row.stage == "waiting"]
+    for place in waiting[: max(0, STARTING_PER_CORE * _cores() - starting)]:
+        place.start(crew, address)
+
+
+def _failure(place: Place) -> str | None:
+    """Return a sentence about a peer that failed."""
+    if place.row.stage != "failed" or place.child is None:
+        return None
+    return f"peer {place.row.number} failed at round {place.row.round}: {place.row.why}{place.child.last_words()}"
+
+
+def _end(crew: Crew, bootstrap: Child) -> str | None:
+    """End the bootstrap node; return a sentence if it did not live to the end or did not end well."""
+    early = bootstrap.process.poll() is not None
+    crew.end([bootstrap])
+    status = bootstrap.process.returncode
+    if status == 0 and not early:
+        return None
+    how = "ended before the peers did" if early else "did not end well"
+    return f"the bootstrap node {how}, with exit status {status}{bootstrap.last_words()}"
+
+
+def _weights(run: Manifest, places: Sequence[Place]) -> Iterator[Tensors | None]:
+    """Yield each peer's weights from its newest checkpoint; None if it left none that can be read."""
+    for place in places:
+        try:
+            loaded = checkpoint.load(place.home.path, run.run_id, ("weights",))
+        except PeerError:
+            loaded = None
+        yield loaded.state.weights if loaded else None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
