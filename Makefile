@@ -49,17 +49,17 @@ clean:
 $(VENV)/installed: what := .
 $(VENV)/installed-dev: what := .[dev]
 
-# Both are one environment; it is filled again when the dependencies change. An unfinished one is begun anew.
+# Both are one environment; it is filled again when the dependencies change, and made anew when its pip does not work.
 $(VENV)/installed $(VENV)/installed-dev: pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ] || ! "$(PYTHON)" $(FITS); then \
 		echo "peerloom needs Python 3.11 or newer; name yours: make PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	@echo "installing into $(VENV) (some minutes and gigabytes the first time):"
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar off \
-		-c constraints.txt -e '$(what)' | while read -r verb name rest; do \
-		case $$verb in \
-			Collecting) printf '%s ' "$${name%%[!A-Za-z0-9_.-]*}" ;; \
-			Installing) printf '\nunpacking ... ' ;; \
-		esac; done
+		-c constraints.txt -e '$(what)' 2>&1 | tee $(VENV)/install.log | while read -r verb name rest; do \
+		case "$$verb $$name" in \
+			Collecting\ *) printf '%s ' "$${name%%[!A-Za-z0-9_.-]*}" ;; \
+			Installing\ collected) printf '\nunpacking ... ' ;; \
+		esac; done || { echo failed; grep -v '^WARNING' $(VENV)/install.log | tail -n 20; exit 1; } >&2
 	@echo done
 	@touch $(VENV)/installed $@

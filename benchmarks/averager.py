@@ -1,4 +1,4 @@
-"""The other way to do it: hivemind's DecentralizedAverager in fp16 on the same tensors, each peer a process with children.
+"""The other way to do it: hivemind's DecentralizedAverager in fp16 on the same tensors, a family of processes a peer.
 
 What is compared is the all-reduce alone. The search for a group before it, which hivemind pads to a fixed time so that
 others can join, is reported beside it and left out of the ratios.
@@ -7,6 +7,8 @@ others can join, is reported beside it and left out of the ratios.
 from __future__ import annotations
 
 import logging
+import math
+import multiprocessing
 import time
 import warnings
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ class Averager:
 
     def __init__(self, shapes: Shapes, number: int, prefix: str, known: list[str]) -> None:
         warnings.simplefilter("ignore")
+        multiprocessing.set_start_method("fork", force=True)  # hivemind's processes can be made in no other way
         import hivemind
         from hivemind.averaging import DecentralizedAverager
         from hivemind.compression import Float16Compression
@@ -100,7 +103,7 @@ class Averager:
                 a, b = draw(shape, index)
                 before += float(torch.linalg.vector_norm(a - b)) ** 2
                 after += float(torch.linalg.vector_norm(tensor - (a + b) / 2)) ** 2
-        return 2.0 * (after / before) ** 0.5
+        return 2.0 * math.sqrt(after / before)
 
     def close(self) -> None:
         """Go down, with all child processes."""

@@ -1,7 +1,7 @@
 """What something costs this process and its children: seconds, CPU seconds, and memory on top of what it had before.
 
-Memory is the kernel's own high-water mark of the resident set (VmHWM), reset before (writing 5 to clear_refs), so that no
-short peak is missed and nothing is sampled. Of several processes the marks are added up: an upper bound.
+Memory is the kernel's own high-water mark of the resident set (VmHWM), reset before (5 to clear_refs), so that no short
+peak is missed and nothing is sampled. Of several processes the marks are added up: an upper bound.
 Where the mark may not be reset, the resident set is sampled instead.
 """
 
@@ -37,7 +37,7 @@ class Meter:
         _return_free_memory()
         self._pids = _family(os.getpid())
         self._before = {pid: _memory_bytes(pid, "VmRSS") for pid in self._pids}
-        self._marked = all([_reset_mark(pid) for pid in self._pids])
+        self._marked = False not in list(map(_reset_mark, self._pids))
         self._sampled = 0
         self._stopping = threading.Event()
         if not self._marked:

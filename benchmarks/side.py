@@ -7,6 +7,7 @@ the daemon's. Only training is missing: a thread that reaches a step boundary al
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import threading
@@ -85,8 +86,9 @@ class Side:
         self._socket: socket.socket
         self._loop = asyncio.new_event_loop()
         self._rpc = Rpc()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        threading.Thread(target=self._train, daemon=True).start()
+        self._threads = [threading.Thread(target=target) for target in (self._loop.run_forever, self._train)]
+        for thread in self._threads:
+            thread.start()
 
     # ------------------------------------------------------------------ orders
 
@@ -140,7 +142,7 @@ class Side:
     def show(self) -> bool:
         """Callee: send the weights over the raw connection; return whether the anchor equals them."""
         for name in self._shapes:
-            self._socket.sendall(memoryview(self._state.weights[name].detach().numpy()).cast("B"))
+            self._socket.sendall(_view(self._state.weights[name]))
         return self._anchored()
 
     def compare(self) -> Comparison:
@@ -148,17 +150,21 @@ class Side:
         before = after = moved = 0.0
         for index, (name, shape) in enumerate(self._shapes.items()):
             ours, theirs = self._state.weights[name].detach(), torch.empty(shape)
-            rawcopy.receive(self._socket, memoryview(theirs.numpy()).cast("B"))
+            rawcopy.receive(self._socket, _view(theirs))
             first_ours, first_theirs = draw(shape, index)
             before += _square(first_ours - first_theirs)
             after += _square(ours - theirs)
             moved += _square((ours - first_ours) + (theirs - first_theirs))
-        return Comparison((after / before) ** 0.5, (moved / before) ** 0.5, self._anchored())
+        return Comparison(math.sqrt(after / before), math.sqrt(moved / before), self._anchored())
 
     def close(self) -> None:
         """Go down."""
         self._await(self._rpc.close())
         self._stopping.set()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        for thread in self._threads:
+            thread.join()
+        self._loop.close()
 
     # ------------------------------------------------------------------ the exchange
 
@@ -228,6 +234,11 @@ async def _future() -> asyncio.Future[Met]:
 
 async def _wait(future: asyncio.Future[Met]) -> Met:
     return await future
+
+
+def _view(x: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor, in place."""
+    return x.detach().flatten().view(torch.uint8).numpy().data
 
 
 def _square(x: torch.Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -28,7 +29,7 @@ def command(out: Path, home: str | None) -> None:
     running meanwhile.
     """
     owner = Home(Path(home) if home else HOME)
-    if not owner.manifest.exists():
+    if not os.path.exists(owner.manifest):  # not exists() of Path, which raises for a folder that may not be entered
         raise ConfigError(
             f"no peer has trained in home '{owner.path}' yet; start one with: peer join, or name its folder with --home"
         )

@@ -28,10 +28,10 @@ class Command(click.Command):
         super().__init__(*args, **settings)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups, then what belongs to none (--help itself)."""
+        """Write the groups, then what belongs to none (--help itself). Arguments are told of in the command's text."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 groups.setdefault(getattr(parameter, "group", None) or "Options", []).append(record)
         rest = groups.pop("Options", [])

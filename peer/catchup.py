@@ -1,194 +1,104 @@
-"""Fetch State from another peer, and hand it out.
+"""Fetch State from another peer.
 
-A newcomer gets the donor's anchor, outer memory and round; it begins with weights = anchor and an inner optimizer of
-its own. The donor copies them once, at a step boundary, and serves the copy beside training to as many newcomers as
-come; everything is hashed, and a newcomer uses nothing before all of it is there and fits.
+A newcomer, or a peer that was away for too long, gets a donor's anchor, outer memory and round; it goes on with
+weights = anchor and an inner optimizer of its own. Every chunk is hashed, and nothing is used before all of it is there
+and fits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
-from torch import Tensor
 
-from peer.boundary import Boundary
 from peer.core.gossip import slots
-from peer.core.members import Member
+from peer.core.members import Member, donors
 from peer.core.state import Cursor, State, Tensors
+from peer.donor import CHUNK_BYTES, PROTOCOL, SILENCE_S, SNAPSHOT_S
 from peer.errors import ProtocolError, Unreachable
+from peer.events import CatchUp, EventLog, Skip
 from peer.manifest import Manifest
 from peer.net.base import Network, Stream
-from peer.wire.peer_pb2 import Abort, Message, StateChunk, StateHeader, StateRequest, TensorEntry
+from peer.wire.peer_pb2 import Message, StateChunk, StateHeader, StateRequest
 
-PROTOCOL = 1
-CHUNK_BYTES = 1024 * 1024
 DIAL_S = 5.0
-SILENCE_S = 20.0
-SNAPSHOT_S = 120.0
-"""Training gets this long to reach a step boundary; a snapshot nobody has read from for this long is dropped."""
+DONORS = 8
+"""So many are asked at most; when the most advanced of them are no further than we are, the others hardly will be."""
 TRIES_PER_DONOR = 3
+TELL_S = 2.0
 
 
-@dataclass
-class Snapshot:
-    """A donor's anchor and outer memory as they stood at one step boundary."""
+class Newcomer:
+    """A peer that looks for somebody to take State from."""
 
-    header: StateHeader
-    tensors: list[Tensor]
-    read_at_s: float
-    readers: int = 0
+    def __init__(
+        self,
+        network: Network,
+        run: Manifest,
+        shapes: dict[str, tuple[int, ...]],
+        me: str,
+        events: EventLog,
+        say: Callable[[str], None],
+    ) -> None:
+        self._network, self._run, self._shapes, self._me = network, run, shapes, me
+        self._events, self._say = events, say
+        self._told_s = 0.0
 
-    def chunk(self, index: int) -> bytes:
-        """Return one chunk of the tensors, laid one after another."""
-        first, last = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, self.header.size_bytes)
-        out, offset = bytearray(), 0
-        for tensor in self.tensors:
-            size = 4 * tensor.numel()
-            if offset < last and offset + size > first:
-                raw = tensor.view(-1).view(torch.uint8)
-                out += raw[max(0, first - offset) : last - offset].numpy().tobytes()
-            offset += size
-        return bytes(out)
+    async def fetch(self, members: Sequence[Member], round: int, origin: str | None) -> State | None:
+        """Return the State of the most advanced peer that is further than `round` and gives it; None if there is none.
 
-
-class Donor:
-    """Serves this peer's State to newcomers: one snapshot at a time, shared by all who ask meanwhile."""
-
-    def __init__(self, run: Manifest, boundary: Boundary) -> None:
-        self._run = run
-        self._boundary = boundary
-        self._snapshot: Snapshot | None = None
-        self._making = asyncio.Lock()
-
-    async def serve(self, stream: Stream, request: StateRequest) -> None:
-        """Send the header and the chunks that are asked for; raises `Unreachable` when the newcomer is lost."""
-        refused = self._refuse(request)
-        if refused:
-            await stream.send(Message(abort=refused), SILENCE_S)
-            return
-        async with self._making:
-            snapshot = self._snapshot
-            if snapshot is None or (request.snapshot_id != snapshot.header.snapshot_id and await self._stale(snapshot)):
-                snapshot = self._snapshot = await self._take()
-        first = request.first_chunk if request.snapshot_id == snapshot.header.snapshot_id else 0
-        snapshot.readers += 1
-        try:
-            await stream.send(Message(state_header=snapshot.header), SILENCE_S)
-            for index in range(first, len(snapshot.header.hashes)):
-                payload = await asyncio.to_thread(snapshot.chunk, index)
-                await stream.send(Message(state_chunk=StateChunk(index=index, payload=payload)), SILENCE_S)
-                snapshot.read_at_s = time.monotonic()
-        finally:
-            snapshot.readers -= 1
-
-    def drop_unused(self) -> None:
-        """Free a snapshot that nobody has read from lately."""
-        if self._snapshot is not None and time.monotonic() - self._snapshot.read_at_s > SNAPSHOT_S:
-            self._snapshot = None
-
-    def _refuse(self, request: StateRequest) -> Abort | None:
-        if request.protocol != PROTOCOL:
-            return Abort(reason="protocol", detail=f"we speak protocol {PROTOCOL}; the older side must upgrade")
-        if request.run_id != self._run.run_id:
-            return Abort(reason="run", detail=f"this is run {self._run.run_id}; join with the same manifest")
+        origin: this peer's; a State with another one is refused. A peer that has none yet (None) takes the donor's.
+        """
+        # a record's round is some seconds old, so a newcomer asks even those that seem to be no further
+        for donor in donors(members, self._me, -1 if origin is None else round)[:DONORS]:
+            state = await self._fetch_from(donor, Download(self._run, self._shapes, origin, round, self._me))
+            if state is not None:
+                return state
         return None
 
-    async def _stale(self, snapshot: Snapshot) -> bool:
-        """Tell whether a snapshot is too old to begin with; one that is being read may lag a little, to save memory."""
-        round = await self._boundary.visit(lambda state: state.round, SNAPSHOT_S)
-        return round - snapshot.header.round > (self._run.exchange.max_lag // 2 if snapshot.readers else 0)
+    async def _fetch_from(self, donor: Member, download: Download) -> State | None:
+        began = time.monotonic()
+        for attempt in range(TRIES_PER_DONOR):
+            try:
+                state = await download.run(self._network, donor, self._tell)
+            except Unreachable as error:
+                self._give_up(donor, str(error))
+                await asyncio.sleep(0.5 * attempt)
+            except ProtocolError as error:
+                if error.reason != "level":
+                    self._give_up(donor, str(error))
+                return None
+            else:
+                seconds = time.monotonic() - began
+                self._events.write(CatchUp(donor.peer_id, state.round, download.size_bytes, seconds))
+                return state
+        return None
 
-    async def _take(self) -> Snapshot:
-        def copy(state: State) -> tuple[int, str, dict[str, Tensor]]:
-            stored = {f"anchor/{name}": tensor for name, tensor in state.anchor.items()}
-            for slot in slots(self._run.outer.form):
-                stored |= {f"outer/{slot}/{name}": tensor for name, tensor in state.outer[slot].items()}
-            # of tensors on a GPU .cpu() is the copy
-            return (
-                state.round,
-                state.origin,
-                {
-                    name: tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
-                    for name, tensor in stored.items()
-                },
-            )
+    def _tell(self, donor: Member, done_bytes: int, size_bytes: int) -> None:
+        if time.monotonic() - self._told_s > TELL_S:
+            self._told_s = time.monotonic()
+            self._say(f"catching up from {donor.peer_id[:8]}: {done_bytes / 1e6:.0f} of {size_bytes / 1e6:.0f} MB")
 
-        round, origin, tensors = await self._boundary.visit(copy, SNAPSHOT_S)
-        entries = [TensorEntry(name=name, shape=tensor.shape) for name, tensor in tensors.items()]
-        header = StateHeader(
-            snapshot_id=secrets.token_hex(16),
-            round=round,
-            origin=origin,
-            tensors=entries,
-            size_bytes=sum(4 * tensor.numel() for tensor in tensors.values()),
-            chunk_bytes=CHUNK_BYTES,
-        )
-        snapshot = Snapshot(header, [tensor.contiguous() for tensor in tensors.values()], time.monotonic())
-        chunks = -(-header.size_bytes // CHUNK_BYTES)
-        hashes = await asyncio.to_thread(
-            lambda: [hashlib.sha256(snapshot.chunk(index)).digest() for index in range(chunks)]
-        )
-        header.hashes.extend(hashes)
-        return snapshot
-
-
-@dataclass(frozen=True)
-class Caught:
-    """A State that was fetched, from whom, and what it cost."""
-
-    state: State
-    donor: str
-    size_bytes: int
-    seconds: float
+    def _give_up(self, donor: Member, why: str) -> None:
+        self._events.write(Skip(donor.peer_id, "failed", "catch-up", why))
+        self._say(f"could not catch up from {donor.peer_id[:8]}: {why}")
 
 
 Progress = Callable[[Member, int, int], None]
-"""Donor, bytes so far, bytes in all."""
-
-
-async def catch_up(
-    network: Network,
-    donors: list[Member],
-    run: Manifest,
-    shapes: dict[str, tuple[int, ...]],
-    origin: str | None,
-    me: str,
-    progress: Progress,
-    refused: Callable[[Member, str], None],
-) -> Caught | None:
-    """Fetch State from the first donor that can give it; None when none can.
-
-    shapes and origin are this peer's own: a State that does not fit them is refused. A peer that has no State yet
-    (origin None) takes over the donor's. `refused` hears why a donor was given up.
-    """
-    for donor in donors:
-        began = time.monotonic()
-        download = Download(run, shapes, origin, me)
-        for attempt in range(TRIES_PER_DONOR):
-            try:
-                state = await download.run(network, donor, progress)
-                return Caught(state, donor.peer_id, download.size_bytes, time.monotonic() - began)
-            except Unreachable as error:
-                refused(donor, str(error))
-                await asyncio.sleep(0.5 * attempt)
-            except ProtocolError as error:
-                refused(donor, str(error))
-                break
-    return None
+"""Hears the donor, bytes so far, bytes in all."""
 
 
 class Download:
     """A State on its way from one donor; a cut stream goes on where it stopped, while the donor keeps the snapshot."""
 
-    def __init__(self, run: Manifest, shapes: dict[str, tuple[int, ...]], origin: str | None, me: str) -> None:
-        self._run, self._origin, self._me = run, origin, me
+    def __init__(
+        self, run: Manifest, shapes: dict[str, tuple[int, ...]], origin: str | None, round: int, me: str
+    ) -> None:
+        self._run, self._origin, self._round, self._me = run, origin, round, me
         names = [f"anchor/{name}" for name in shapes]
         names += [f"outer/{slot}/{name}" for slot in slots(run.outer.form) for name in shapes]
         self._expected = {name: shapes[name.removeprefix("anchor/")] for name in names if name.startswith("anchor/")}
@@ -206,6 +116,7 @@ class Download:
                 protocol=PROTOCOL,
                 run_id=self._run.run_id,
                 peer_id=self._me,
+                round=self._round,
                 snapshot_id=self._header.snapshot_id,
                 first_chunk=self._next,
             )
@@ -237,6 +148,8 @@ class Download:
             raise ProtocolError("malformed", "the donor's State is not of this run's shape")
         if header.chunk_bytes != CHUNK_BYTES or len(header.hashes) != chunks:
             raise ProtocolError("malformed", "the donor's list of chunks does not fit its size")
+        if header.round <= self._round:
+            raise ProtocolError("malformed", f"the donor's State is of round {header.round}, no further than ours")
         if header.snapshot_id != self._header.snapshot_id:
             self._buffer, self._next = bytearray(), 0
         self._header = header

@@ -61,6 +61,11 @@ class Conversation:
             if isinstance(result, Exception):
                 raise result
 
+    def abandon(self) -> None:
+        """End it now, and tell the partner."""
+        self._outgoing.append(self._exchange.abort("stopping", "this peer is leaving the swarm"))
+        self._move()
+
     async def _listen(self) -> None:
         while not self._exchange.ended:
             try:

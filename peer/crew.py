@@ -1,4 +1,4 @@
-"""The processes of a swarm on this machine: each a `peer` command with a home and a log of its own, none left behind."""
+"""The processes of a swarm on this machine: `peer` commands, each with a home and a log, none left behind."""
 
 from __future__ import annotations
 
@@ -70,11 +70,6 @@ class Crew:
         child = Child(process, log)
         self._children.append(child)
         return child
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all that live."""
-        for child in self._children:
-            child.process.send_signal(number)  # does nothing once the process has ended
 
     def end(self, children: list[Child]) -> None:
         """Ask children to end, and kill those that have not after some seconds."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
@@ -20,14 +20,15 @@ from torch import nn
 from peer import __version__, checkpoint
 from peer.account import Account
 from peer.boundary import Boundary
-from peer.catchup import Donor, catch_up
+from peer.catchup import Newcomer
 from peer.config import Config
-from peer.core.members import Member, behind, donors
+from peer.core.members import Member, behind
 from peer.core.state import State
 from peer.data import corpus
 from peer.data.stream import Sequences, choose_shard
-from peer.errors import Unreachable
-from peer.events import CatchUp, Checkpoint, EventLog, Round, Skip, Start, Stop
+from peer.donor import Donor
+from peer.errors import PeerError, Unreachable
+from peer.events import Checkpoint, EventLog, Round, Start, Stop
 from peer.home import Home
 from peer.manifest import Manifest
 from peer.meetings import Meetings
@@ -41,6 +42,7 @@ FIRST_MESSAGE_S = 15.0
 MEETING_GRACE_S = 1.5
 STEP_GRACE_S = 3.0
 FAREWELL_S = 4.0
+BOUNDARY_S = 600.0
 CHECKPOINT_SHARE = 0.05
 """Saving takes at most this share of the time, so large models on slow disks are not saved every round."""
 
@@ -50,7 +52,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """What takes long to load and needs no network."""
+    """What takes long to load and needs no network. shapes: of the parameters, in the model's order."""
 
     trainer: Trainer
     shapes: dict[str, tuple[int, ...]]
@@ -86,7 +88,7 @@ class Daemon:
         self._meetings: Meetings | None = None
         self._stopping = asyncio.Event()
         self._last_round = run.rounds
-        self._saved_at, self._save_s, self._saved = time.monotonic(), 0.0, (-1, -1)
+        self._saved_at_s, self._save_s = time.monotonic(), 0.0
 
     def stop(self) -> None:
         """Ask the peer to leave; call it on the event loop."""
@@ -94,65 +96,60 @@ class Daemon:
 
     async def live(self) -> Stop:
         """Join the run, train until it is over or `stop` is called, and leave nothing behind."""
+        end = Stop(0, "error", "ended by a fault; the log above says which")
         await self._network.start(self._serve)
         try:
             self._greet()
-            beginning = asyncio.create_task(self._begin())
-            stopping = asyncio.create_task(self._stopping.wait())
-            await asyncio.wait({beginning, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if not beginning.done():
-                beginning.cancel()
-                await asyncio.wait({beginning})
-                return self._end(Stop(0, "signal", "asked to stop before training began"))
-            return await self._train(*beginning.result())
+            loaded = await self._unless_stopped(self._begin())
+            end = await self._train(loaded) if loaded else Stop(0, "signal", "asked to stop before training began")
+        except PeerError as error:
+            end = Stop(0, "error", str(error))
+            raise
         finally:
             await self._network.close()
+            self._events.write(end)
+        return end
 
-    async def _begin(self) -> tuple[Loaded, str, str]:
+    async def _begin(self) -> Loaded:
         loaded = await asyncio.to_thread(load, self._config, self._run, self._home, self._say)
-        return loaded, *await self._find_state(loaded)
+        how = await self._find_state(loaded)
+        self._events.write(self._start(loaded, how))
+        return loaded
 
-    async def _train(self, loaded: Loaded, how: str, origin: str) -> Stop:
+    async def _train(self, loaded: Loaded) -> Stop:
+        """Train in a thread of its own, meet beside it, until one of them ends or we are asked to stop."""
         trainer = loaded.trainer
         meetings = self._meetings = Meetings(
             self._peer_id,
             self._run,
             loaded.shapes,
-            origin,
+            trainer.state.origin,
             self._network,
             self._roster,
             self._boundary,
             trainer,
             self._account,
         )
-        self._events.write(self._start(loaded, how))
-        # a thread of its own, so that whatever else runs in threads never waits for training
         training = asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1, "training"), self._work, trainer)
-        beside = [
+        beside: list[asyncio.Future[Any]] = [
             asyncio.create_task(self._roster.run(lambda: (trainer.round, trainer.state.cursor.shard))),
             asyncio.create_task(meetings.run()),
-            asyncio.create_task(self._keep_up(trainer, loaded.shapes)),
+            asyncio.create_task(self._keep_up(trainer, self._newcomer(loaded))),
+            asyncio.create_task(self._stopping.wait()),
         ]
-        stopping = asyncio.create_task(self._stopping.wait())
-        events: list[asyncio.Future[Any]] = [stopping, training, *beside]
         try:
-            await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([training, *beside], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            trainer.abandon()
-            await meetings.close(MEETING_GRACE_S)
-            for task in (stopping, *beside):
+            await self._leave(trainer, meetings)
+            for task in beside:
                 task.cancel()
-            ended = await asyncio.gather(*beside, return_exceptions=True)
-            await asyncio.wait([training], timeout=STEP_GRACE_S)
-            await self._leave(trainer)
-        results = [*ended, training.exception() if training.done() else None]
-        failures = [result for result in results if isinstance(result, Exception)]
-        if failures:
-            self._end(Stop(trainer.round, "error", f"{type(failures[0]).__name__}: {failures[0]}"))
-            raise failures[0]
+            await asyncio.wait([training, *beside], timeout=STEP_GRACE_S)
+            await self._save_and_withdraw(trainer.state)
+        for task in (training, *beside):
+            if task.done() and not task.cancelled():
+                task.result()  # raises what ended it, if that was a fault
         reason = "finished" if trainer.round >= self._last_round else "signal"
-        return self._end(Stop(trainer.round, reason, f"at round {trainer.round} of {self._run.rounds}"))
+        return Stop(trainer.round, reason, f"at round {trainer.round} of {self._run.rounds}")
 
     def _work(self, trainer: Trainer) -> None:
         """Train: what the training thread does."""
@@ -163,100 +160,110 @@ class Daemon:
             if trainer.round_is_over:
                 tally = trainer.end_round()
                 self._events.write(self._round(trainer, tally))
-                self._save_if_due(trainer.state)
+                if (time.monotonic() - self._saved_at_s) * CHECKPOINT_SHARE >= self._save_s:
+                    self._save(trainer.state)
 
-    async def _leave(self, trainer: Trainer) -> None:
-        """Apply what is agreed, and save while the record is withdrawn."""
-        with trainer.still:  # a step that is still under way finds itself abandoned before it touches the weights
-            self._boundary.close(trainer.state)
+    async def _leave(self, trainer: Trainer, meetings: Meetings) -> None:
+        """Abandon the step that is under way, and finish or abandon the meeting.
+
+        A step can last longer than anybody wants to wait, so from here on the boundary is served on the event loop.
+        """
+        trainer.abandon()
+        closing = asyncio.create_task(meetings.close(MEETING_GRACE_S))
+        while not closing.done():
+            with trainer.still:
+                self._boundary.serve(trainer.state)
+            await asyncio.wait({closing}, timeout=0.05)
+
+    async def _save_and_withdraw(self, state: State) -> None:
+        self._boundary.close(state)
 
         async def withdraw() -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FAREWELL_S):
                     await self._roster.withdraw()
 
-        await asyncio.gather(asyncio.to_thread(self._save, trainer.state), withdraw())
+        await asyncio.gather(asyncio.to_thread(self._save, state), withdraw())
+
+    async def _unless_stopped(self, beginning: Any) -> Loaded | None:
+        """Await the beginning of training; None if we are asked to stop before."""
+        task = asyncio.ensure_future(beginning)
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if task.done():
+            loaded: Loaded = task.result()
+            return loaded
+        task.cancel()
+        await asyncio.wait({task})
+        return None
 
     # ------------------------------------------------------------------ State
 
-    async def _find_state(self, loaded: Loaded) -> tuple[str, str]:
-        """Resume, catch up, or begin; return which, and the origin of the weights."""
+    async def _find_state(self, loaded: Loaded) -> str:
+        """Resume, catch up, or begin with the run's first weights; return which."""
         trainer = loaded.trainer
+        trainer.state.origin, how = loaded.origin, "fresh"
         resumed = await asyncio.to_thread(checkpoint.load, self._home.path, self._run.run_id)
-        members = await self._roster.refresh()
         if resumed is not None:
             for warning in resumed.warnings:
                 self._say(warning)
             trainer.adopt(resumed.state)
+            how = "resumed"
             self._say(f"resuming at round {trainer.round} from a checkpoint that is {resumed.age_s:.0f} s old")
-        how, origin = ("fresh", loaded.origin) if resumed is None else ("resumed", resumed.state.origin)
-        late = resumed is None or behind(members, trainer.round, self._run.exchange.max_lag)
-        if late and await self._catch_up(trainer, loaded.shapes, members, None if resumed is None else origin):
-            how, origin = "caught-up", trainer.state.origin
-        elif resumed is None:
-            how = "fresh" if members else "fresh-alone"
-        trainer.state.origin = origin
+        members = await self._roster.refresh()
+        if resumed is None or behind(members, trainer.round, self._run.exchange.max_lag):
+            origin = None if resumed is None else trainer.state.origin
+            if await self._catch_up(trainer, self._newcomer(loaded), members, origin):
+                how = "caught-up"
+            elif not members and resumed is None:
+                how = "fresh-alone"
         if resumed is None:
-            trainer.claim(choose_shard(self._peer_id, self._run.data.shards, [member.shard for member in members]))
-        limit = trainer.round + self._config.rounds if self._config.rounds else self._run.rounds
-        self._last_round = min(self._run.rounds, limit)
-        return how, origin
+            taken = {member.shard for member in members}
+            trainer.claim(choose_shard(self._peer_id, self._run.data.shards, taken))
+        if self._config.rounds:
+            self._last_round = min(self._run.rounds, trainer.round + self._config.rounds)
+        return how
 
-    async def _catch_up(
-        self, trainer: Trainer, shapes: dict[str, tuple[int, ...]], members: list[Member], origin: str | None
-    ) -> bool:
-        """Take over the State of the most advanced peer that gives it; False if there is none."""
+    def _newcomer(self, loaded: Loaded) -> Newcomer:
+        return Newcomer(self._network, self._run, loaded.shapes, self._peer_id, self._events, self._say)
 
-        def refused(donor: Member, why: str) -> None:
-            self._events.write(Skip(donor.peer_id, "failed", "catch-up", why))
-            self._say(f"could not catch up from {donor.peer_id[:8]}: {why}")
-
-        said = [0.0]
-
-        def progress(donor: Member, done: int, size: int) -> None:
-            if time.monotonic() - said[0] > 2.0:
-                said[0] = time.monotonic()
-                self._say(f"catching up from {donor.peer_id[:8]}: {done / 1e6:.0f} of {size / 1e6:.0f} MB")
-
-        candidates = donors(members, self._peer_id, trainer.round)
-        caught = await catch_up(self._network, candidates, self._run, shapes, origin, self._peer_id, progress, refused)
-        if caught is None:
+    async def _catch_up(self, trainer: Trainer, newcomer: Newcomer, members: list[Member], origin: str | None) -> bool:
+        state = await newcomer.fetch(members, trainer.round, origin)
+        if state is None:
             return False
-        caught.state.cursor, caught.state.step = trainer.state.cursor, trainer.state.step
-        with trainer.still:
-            trainer.adopt(caught.state)
-        self._events.write(CatchUp(caught.donor, caught.state.round, caught.size_bytes, caught.seconds))
+
+        def adopt(mine: State) -> None:
+            state.cursor, state.step = mine.cursor, mine.step
+            trainer.adopt(state)
+
+        if self._meetings is None:
+            adopt(trainer.state)
+        else:
+            await self._boundary.visit(adopt, BOUNDARY_S)
         return True
 
-    async def _keep_up(self, trainer: Trainer, shapes: dict[str, tuple[int, ...]]) -> None:
-        """While training goes on: move away from a shard that another peer holds, catch up when too far behind."""
+    async def _keep_up(self, trainer: Trainer, newcomer: Newcomer) -> None:
+        """While training goes on: leave a shard that another peer holds too, catch up when too far behind."""
         while True:
             await asyncio.sleep(1.0)
             self._donor.drop_unused()
             members = self._roster.members
-            mine = trainer.state.cursor.shard
+            mine, taken = trainer.state.cursor.shard, {member.shard for member in members}
             if any(member.shard == mine and member.peer_id < self._peer_id for member in members):
-                taken = {member.shard for member in members}
                 shard = choose_shard(self._peer_id, self._run.data.shards, taken)
                 if shard not in taken:
                     trainer.claim(shard)
             if behind(members, trainer.round, self._run.exchange.max_lag):
-                await self._catch_up(trainer, shapes, members, trainer.state.origin)
-
-    def _save_if_due(self, state: State) -> None:
-        if (time.monotonic() - self._saved_at) * CHECKPOINT_SHARE >= self._save_s:
-            self._save(state)
+                await self._catch_up(trainer, newcomer, members, trainer.state.origin)
 
     def _save(self, state: State) -> None:
-        if self._saved == (state.round, state.step):
-            return
         try:
             saved = checkpoint.save(self._home.path, state, self._run.run_id)
         except OSError as error:
             self._say(f"could not save a checkpoint ({error.strerror}); training goes on, the one before it stands")
             return
-        self._saved_at, self._save_s = time.monotonic(), saved.seconds
-        self._saved = (state.round, state.step)
+        self._saved_at_s, self._save_s = time.monotonic(), saved.seconds
         self._events.write(Checkpoint(state.round, str(saved.path), saved.size_bytes, saved.seconds))
 
     # ------------------------------------------------------------------ words
@@ -280,20 +287,16 @@ class Daemon:
 
     def _greet(self) -> None:
         """Say how others find this peer."""
-        command = self._join_command()
-        if self._config.bootstraps and self._network.lonely:
-            self._say(
-                "No bootstrap could be reached, so this peer starts a swarm of its own and keeps trying; "
-                f"others join it with:\n  {command}"
-            )
-        elif not self._config.bootstraps:
-            self._say(
-                f"No bootstrap was given, so this peer starts a swarm of its own; others join it with:\n  {command}"
-            )
-
-    def _join_command(self) -> str:
+        if self._config.bootstraps and not self._network.lonely:
+            return
         what = f"--run {self._config.run}" if self._config.run else f"--model {self._config.model}"
-        return f"peer join {what} " + " ".join(f"--bootstrap {address}" for address in self._network.bootstraps[:1])
+        where = " ".join(f"--bootstrap {address}" for address in self._network.bootstraps[:1])
+        why = (
+            "No bootstrap could be reached (it is tried again and again)"
+            if self._config.bootstraps
+            else "No bootstrap was given"
+        )
+        self._say(f"{why}, so this peer starts a swarm of its own; others join it with:\n  peer join {what} {where}")
 
     def _start(self, loaded: Loaded, how: str) -> Start:
         trainer = loaded.trainer
@@ -314,28 +317,13 @@ class Daemon:
         )
 
     def _round(self, trainer: Trainer, tally: Tally) -> Round:
-        counts = self._account.counts
         return Round(
             round=trainer.round,
-            steps=tally.steps,
-            loss=tally.loss,
-            lr=tally.lr,
-            tokens=tally.tokens,
-            seconds=tally.seconds,
-            drift=tally.drift,
+            **asdict(tally),
             peers=len(self._roster.members),
-            meetings=counts.meetings,
-            declined=counts.declined,
-            failed=counts.failed,
-            bytes_sent=counts.bytes_sent,
-            bytes_received=counts.bytes_received,
-            partner=counts.partner,
+            **asdict(self._account.counts),
             stall_s=self._boundary.take_stall_s(),
         )
-
-    def _end(self, stop: Stop) -> Stop:
-        self._events.write(stop)
-        return stop
 
 
 def _refusal(reason: str, detail: str) -> Message:

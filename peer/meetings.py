@@ -70,6 +70,7 @@ class _Talk:
     partner_round: int = 0
     patience_ms: int = 0
     stream: Stream | None = None
+    conversation: Conversation | None = None
 
 
 class Meetings:
@@ -129,11 +130,14 @@ class Meetings:
                 await self._ask(choice)
 
     async def close(self, grace_s: float) -> None:
-        """Decline from now on; give the meeting that is under way a little time to end."""
+        """Decline from now on; give the meeting that is under way a little time to end, then abandon it."""
         self._stopping = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self._free.wait()
+        for _ in range(2):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s / 2):
+                    await self._free.wait()
+            if self._talk is not None and self._talk.conversation is not None:
+                self._talk.conversation.abandon()
 
     # ------------------------------------------------------------------ as callee
 
@@ -190,9 +194,9 @@ class Meetings:
         """Offer a meeting to one partner, and hold it if the partner accepts."""
         exchange = Caller(self._parts, self._codec, self._basis, self._admit)
         talk = _Talk("caller", partner.peer_id, os.urandom(16), exchange, time.monotonic())
-        self._offering_to = partner.peer_id
         try:
             talk.stream = await self._network.dial(partner.addresses[0], DIAL_S)
+            self._offering_to = partner.peer_id
             await talk.stream.send(Message(offer=self._offer(talk.meeting_id)), ANSWER_S)
             if await self._accepted(exchange, talk):
                 await self._converse(talk, talk.stream)
@@ -264,7 +268,9 @@ class Meetings:
 
     async def _converse(self, talk: _Talk, stream: Stream) -> None:
         slower_s = max(talk.patience_ms, self._patience_ms()) / 1000
-        await Conversation(talk.exchange, stream, self._boundary, self._run.outer, SILENCE_S + 2 * slower_s).run()
+        silence_s = SILENCE_S + 2 * slower_s
+        talk.conversation = Conversation(talk.exchange, stream, self._boundary, self._run.outer, silence_s)
+        await talk.conversation.run()
 
     def _conclude(self, talk: _Talk) -> None:
         """Apply what was agreed, count what was not, and be free again."""

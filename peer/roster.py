@@ -11,6 +11,7 @@ from peer.core.members import Member, live
 from peer.net.base import Network
 
 REFRESH_S = 5.0
+TICK_S = 1.0
 LIFE_S = 60.0
 """A record outlives eleven lost refreshes; a peer that was killed is forgotten after a minute."""
 
@@ -48,11 +49,16 @@ class Roster:
         return self._published
 
     async def run(self, standing: Callable[[], tuple[int, int]]) -> None:
-        """Publish and refresh for ever; standing returns this peer's round and shard."""
+        """Publish and refresh for ever, and publish when this peer's standing, its round and shard, has changed."""
         while True:
-            await self.publish(*standing())
+            said = standing()
+            await self.publish(*said)
             await self.refresh()
-            await asyncio.sleep(REFRESH_S)
+            for _ in range(int(REFRESH_S / TICK_S)):
+                await asyncio.sleep(TICK_S)
+                if standing() != said:  # newcomers and partners go by the round that they read
+                    said = standing()
+                    await self.publish(*said)
 
     async def withdraw(self) -> None:
         """Take this peer's record back."""

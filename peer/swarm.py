@@ -107,13 +107,16 @@ class Place:
         self.child = crew.start(self.home.path.name, "join", "--run", run_file, *where)
         self.row.stage = "starting"
 
-    def look(self) -> None:
-        """Take in what happened since the last time."""
-        status = None if self.child is None else self.child.process.poll()  # first: then the log is complete
+    def look(self, asked: bool) -> None:
+        """Take in what happened since the last time; asked: whether the peer was told to end."""
+        if self.child is None:
+            self.row.stage = "stopped" if asked else "waiting"
+            return
+        status = self.child.process.poll()  # first: then the log is complete
         for record in self._tail.new():
             self.row.take(record)
         if status is not None and not self.row.ended:
-            self.row.end(status)
+            self.row.end(status, asked)
             self._tail.close()
 
 
@@ -140,20 +143,18 @@ def _address(bootstrap: Child, interrupts: Interrupts) -> str:
 
 def _train(crew: Crew, places: Sequence[Place], address: str, interrupts: Interrupts, watch: Watch) -> None:
     """Start the peers and look on until all have ended; an interrupt asks them to end, a second one kills them."""
-    asked, deadline = 0, float("inf")
+    deadline = float("inf")
     while True:
-        if interrupts.count > asked:
-            asked = interrupts.count
-            deadline = time.monotonic() + GRACE_S if asked == 1 else 0.0
-            crew.signal(signal.SIGTERM)
-        if time.monotonic() > deadline:
-            crew.signal(signal.SIGKILL)
+        asked = interrupts.count > 0
+        if asked and deadline == float("inf"):
+            _signal(places, signal.SIGTERM)
+            deadline = time.monotonic() + GRACE_S
+        if interrupts.count > 1 or time.monotonic() > deadline:
+            _signal(places, signal.SIGKILL)
         if not asked:
             _start_some(crew, places, address)
         for place in places:
-            if asked and place.child is None:
-                place.row.stage = "stopped"
-            place.look()
+            place.look(asked)
         watch([place.row for place in places])
         if all(place.row.ended for place in places):
             return
@@ -168,6 +169,12 @@ def _start_some(crew: Crew, places: Sequence[Place], address: str) -> None:
         place.start(crew, address)
 
 
+def _signal(places: Sequence[Place], number: signal.Signals) -> None:
+    for place in places:
+        if place.child is not None:
+            place.child.process.send_signal(number)  # does nothing once the process has ended
+
+
 def _failure(place: Place) -> str | None:
     """Return a sentence about a peer that failed."""
     if place.row.stage != "failed" or place.child is None:
@@ -180,7 +187,7 @@ def _end(crew: Crew, bootstrap: Child) -> str | None:
     early = bootstrap.process.poll() is not None
     crew.end([bootstrap])
     status = bootstrap.process.returncode
-    if status == 0 and not early:
+    if status in (0, -signal.SIGTERM) and not early:
         return None
     how = "ended before the peers did" if early else "did not end well"
     return f"the bootstrap node {how}, with exit status {status}{bootstrap.last_words()}"

@@ -22,10 +22,11 @@ ENDED: tuple[Stage, ...] = ("done", "stopped", "failed")
 class Row:
     """One peer, as far as its events tell.
 
-    number: 1, 2, ... rounds: how many it took itself; a newcomer's `round` begins at its donor's. first_loss, loss: mean
-    training loss of its first and its latest round (nats a token; None when not finite, or before the first).
-    rate: tokens a second in its latest round. declined, failed: reason → how many of its meetings, each side counting
-    for itself; what names no partner ("alone") is no meeting and is left out. why: what happened to one that failed.
+    number: 1, 2, ... how: where its State came from (see `peer.events.Start`). round: outer steps done; a newcomer's
+    begin at its donor's. rounds: how many of them it took itself. first_loss, loss: mean training loss of its first and
+    its latest round (nats a token; None when not finite, or before the first). rate: tokens a second in the latest.
+    called: those of its meetings for which it was the caller. declined, failed: reason → how many of its meetings; what
+    names no partner ("alone") is no meeting and is left out. why: what happened to one that failed.
     """
 
     number: int
@@ -67,11 +68,17 @@ class Row:
             case "stop":
                 self._stop = record
 
-    def end(self, status: int) -> None:
-        """Take note that the process ended, with its exit status, or minus the signal that killed it."""
+    def end(self, status: int, asked: bool = False) -> None:
+        """Take note that the process ended, with its exit status, or minus the signal that killed it.
+
+        asked: it was told to end; to die of SIGTERM, before it could do better, is then no failure.
+        """
         reason = self._stop["reason"] if self._stop else None
         if status == 0 and reason in ("finished", "signal"):
             self.stage = "done" if reason == "finished" else "stopped"
+            return
+        if asked and status == -signal.SIGTERM:
+            self.stage = "stopped"
             return
         self.stage = "failed"
         if self._stop and reason == "error":
@@ -105,8 +112,8 @@ class Row:
 class Report:
     """What a swarm's training came to.
 
-    rounds: of the run. assessment: its losses are in the order of rows. wall_s: from the first process to the end of the
-    evaluation. failures: a sentence for each daemon that did not end well.
+    rounds: of the run. assessment: its losses are in the order of rows. wall_s: from the start of the first process to
+    the end of the evaluation. failures: a sentence for each daemon that did not end well.
     """
 
     rounds: int

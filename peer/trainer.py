@@ -173,10 +173,14 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         for first in range(0, batch, micro):
             if self._abandon:
-                self._optimizer.zero_grad(set_to_none=True)
-                return False
+                break
             piece = torch.from_numpy(windows[first : first + micro])
-            total += self._backward(piece, len(piece) / batch)
+            try:
+                total += self._backward(piece, len(piece) / batch)
+            except RuntimeError:
+                # once abandoned, the weights may be corrected under a backward pass, which torch notices
+                if not self._abandon:
+                    raise
         with self.still:
             if self._abandon:
                 self._optimizer.zero_grad(set_to_none=True)

@@ -18,14 +18,14 @@ SOURCES = sorted([*ROOT.glob("peer/**/*.py"), *ROOT.glob("cli/**/*.py")])
 LAYERS = [
     ["cli"],
     ["process", "swarm"],
-    ["daemon"],
-    ["meetings", "catchup", "trainer", "export"],
+    ["daemon", "swarm_report"],
+    ["meetings", "catchup", "trainer", "export", "heldout"],
     ["account", "conversation", "roster"],
     ["boundary", "manifest", "checkpoint", "net", "status"],
     ["config", "data"],
     ["core", "identity", "models"],
-    ["events", "home", "tables", "net.addresses"],
-    ["tail", "errors", "wire"],
+    ["events", "home", "tables", "net.addresses", "crew"],
+    ["tail", "errors", "wire", "leash"],
 ]
 """Top to bottom. A unit may import what stands on lines below its own, and itself. net.addresses is pure text."""
 

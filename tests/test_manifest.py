@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from peer.core.gossip import Form, Outer
 from peer.core.schedule import Schedule
+from peer.data import corpus
+from peer.data.stream import Sequences
 from peer.errors import ConfigError
 from peer.manifest import SECTIONS, Data, Exchange, Inner, Manifest
-from peer.models import presets
+from peer.models import presets, tokenizer
 
 NANO = 'model = "gpt-nano"\n'
 
@@ -55,6 +57,14 @@ def test_the_smallest_preset_counts_steps_and_the_others_time() -> None:
     paces = {model: Manifest.preset(model) for model in presets.names()}
     assert (paces["gpt-nano"].local_steps, paces["gpt-nano"].round_seconds) == (25, None)
     assert all(m.local_steps is None and m.round_seconds == 120 for name, m in paces.items() if name != "gpt-nano")
+
+
+@pytest.mark.parametrize("words", ["bytes", "gpt2"])
+def test_the_corpus_that_comes_along_is_enough_for_every_preset(words: str, tmp_path: Path) -> None:
+    for manifest in map(Manifest.preset, presets.names()):
+        if manifest.tokenizer == words:
+            texts = corpus.load(manifest.data.corpus, tokenizer.load(words), tmp_path)
+            Sequences(texts.train, manifest.data.sequence_length, manifest.data.shards, manifest.seed)
 
 
 def test_presets_are_different_runs() -> None:
@@ -138,8 +148,6 @@ def test_a_model_is_the_same_run_by_name_and_by_file(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_file_counts_by_its_content(tmp_path: Path) -> None:
-    from peer.models import tokenizer
-
     ids = []
     for folder, kind in [("a", "bytes"), ("b", "bytes"), ("c", "gpt2")]:
         tokenizer.load(kind).save(tmp_path / folder)

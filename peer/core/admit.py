@@ -109,7 +109,7 @@ def admit_correction(norm: float, finite: bool, recent: Sequence[float]) -> Deci
     norm: its L2 norm. finite: whether all of its numbers are. recent: norms of the latest meetings' corrections;
     those refused for proportion belong in it as well, or a swarm whose differences have truly grown is refused for
     ever. Reasons: "non-finite"; "proportion", when norm exceeds ten times the median of at least eight recent ones
-    (zeros, from peers that did not differ, do not count).
+    (zeros, from peers that did not differ, infinities and NaN do not count).
     """
     if not (finite and math.isfinite(norm)):
         return Decision(False, "non-finite", "the correction holds NaN or infinity; nothing of it is applied")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 import time
@@ -99,12 +100,15 @@ def _split(tokens: Tokens, name: str) -> Corpus:
 
 
 def _kept(path: Path, tokenizer: Tokenizer) -> Tokens | None:
-    """Map a kept row of tokens; None when there is none, or it is broken."""
+    """Map a kept row of tokens; None when there is none, or it is not as it was written."""
+    offset = len(_header(tokenizer, 0))
     try:
-        tokens = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, EOFError, SyntaxError):
+        count = (path.stat().st_size - offset) // np.dtype(tokenizer.dtype).itemsize
+        with path.open("rb") as file:
+            whole = count > 0 and file.read(offset) == _header(tokenizer, count)
+    except OSError:
         return None
-    return tokens if tokens.ndim == 1 and tokens.dtype == tokenizer.dtype else None
+    return np.memmap(path, tokenizer.dtype, "r", offset, (count,)) if whole else None
 
 
 def _keep(pieces: Iterator[Tokens], path: Path, tokenizer: Tokenizer) -> Tokens:
@@ -118,22 +122,30 @@ def _keep(pieces: Iterator[Tokens], path: Path, tokenizer: Tokenizer) -> Tokens:
             except BaseException:
                 os.unlink(file.name)
                 raise
-        return np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise ConfigError(
             f"cannot keep tokens in '{path.parent}': {error.strerror}; free space there or allow writing"
         ) from error
+    kept = _kept(path, tokenizer)
+    return np.empty(0, tokenizer.dtype) if kept is None else kept
 
 
 def _write(pieces: Iterator[Tokens], file: IO[bytes], tokenizer: Tokenizer) -> None:
-    header = {"descr": np.dtype(tokenizer.dtype).str, "fortran_order": False, "shape": (0,)}
-    np.lib.format.write_array_header_1_0(file, header)
+    file.write(_header(tokenizer, 0))
     count = 0
     for piece in pieces:
         file.write(piece.tobytes())
         count += len(piece)
-    # The count is known only now; numpy leaves room for it in the header.
+    # The count is known only now.
     file.seek(0)
-    np.lib.format.write_array_header_1_0(file, header | {"shape": (count,)})
+    file.write(_header(tokenizer, count))
     file.flush()
     os.fsync(file.fileno())
+
+
+def _header(tokenizer: Tokenizer, count: int) -> bytes:
+    # As of a .npy file; numpy leaves room for the count to grow, so the length is always the same.
+    header = io.BytesIO()
+    form = {"descr": np.dtype(tokenizer.dtype).str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(header, form)
+    return header.getvalue()

@@ -50,15 +50,15 @@ def fingerprint(files: list[Path], pulse: Callable[[str], None]) -> str:
     """
     digest = hashlib.sha256()
     for path in files:
-        digest.update(f"\0{_is_gzip(path)} {_is_jsonl(path)}\0".encode())
+        own = hashlib.sha256()
         try:
             with path.open("rb") as file:
                 while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
+                    own.update(chunk)
                     pulse(f"looking through data '{path}': {file.tell() / 1e6:.0f} MB so far")
-            digest.update(path.stat().st_size.to_bytes(8, "little"))
         except OSError as error:
             raise ConfigError(f"cannot read data '{path}': {error.strerror}") from error
+        digest.update(own.digest() + bytes([_is_gzip(path), _is_jsonl(path)]))
     return digest.hexdigest()
 
 

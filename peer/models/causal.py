@@ -34,7 +34,7 @@ def build(config: dict[str, Any], seed: int) -> torch.nn.Module:
 
 def outline(config: dict[str, Any]) -> torch.nn.Module:
     """Return the same model on the meta device: names and shapes, no numbers, no memory. Raises as build does."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with torch.device("meta"):
         return _instantiate(config)
 
 

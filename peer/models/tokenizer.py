@@ -72,7 +72,7 @@ class Tokenizer:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": self._end,
             "eos_token": self._end,
-            "clean_up_tokenization_spaces": False,  # it would join "a ." to "a."
+            "clean_up_tokenization_spaces": False,  # in transformers 4 it joins "a ." to "a."
         }
         (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 

@@ -36,6 +36,7 @@ BUCKETS = 16
 SAMPLE = 256
 MAX_KNOWN = 32
 JOIN_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 15.0
 PUBLISH_TIMEOUT_S = 20.0
 READ_TIMEOUT_S = 8.0
 ATTEMPTS = 3
@@ -72,6 +73,7 @@ class Dht:
         self._node: Node | None = None
         self._watching: asyncio.Task[None] | None = None
         self._record: bytes | None = None
+        self._closed = False
         self._known: list[str] = []
         self.multiaddrs: tuple[str, ...] = ()
 
@@ -118,6 +120,7 @@ class Dht:
 
     async def close(self) -> None:
         """Go down and leave no child process; idempotent. Takes seconds at most, never raises."""
+        self._closed = True
         watching, self._watching = self._watching, None
         if watching is not None:
             watching.cancel()
@@ -141,7 +144,7 @@ class Dht:
         if not await _connect(node, missing) and not node.neighbours:
             remembered = [parse_multiaddr(text) for text in self._known]
             await _connect(node, [address for address in remembered if address.key != node.key])
-        if alone and node.neighbours and self._record is not None:
+        if alone and self._record is not None:  # whom we met now, if anybody, has not seen it
             await self._store(self._record)
 
     async def _watch(self) -> None:
@@ -149,14 +152,12 @@ class Dht:
         pause_s = self._retry_s
         while True:
             node = self._node
-            if node is None or await node.died(pause_s) or not await node.answers(JOIN_TIMEOUT_S):
+            if node is None or await node.died(pause_s) or not await node.answers(ANSWER_TIMEOUT_S):
                 self._node = None
                 if node is not None:
                     await node.stop()
                 try:
                     await self._come_up()
-                    if self._record is not None:
-                        await self._store(self._record)
                 except (ConfigError, Unreachable):
                     await asyncio.sleep(pause_s)
             else:
@@ -168,12 +169,16 @@ class Dht:
     async def _store(self, signed: bytes) -> bool:
         try:
             member = open_record(signed)
+            if member.expires_s <= time.time():
+                return False
             key = _key_of(member)
             async with asyncio.timeout(PUBLISH_TIMEOUT_S):
                 for attempt in range(ATTEMPTS):
                     await asyncio.sleep(attempt)
+                    if self._closed:
+                        return False
                     if self._node is None:
-                        continue
+                        continue  # it is being rebuilt
                     if await self._node.store(key, member.peer_id, signed, member.expires_s):
                         return True
                     # False also says that some nodes have it already

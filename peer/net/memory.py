@@ -20,7 +20,6 @@ from peer.wire.peer_pb2 import Message
 
 PIPE_BYTES = 4 << 20
 SAMPLE = 256
-_CLOSED = "the stream is closed"
 
 
 class Hub:
@@ -62,7 +61,7 @@ class MemoryNetwork:
         self._hub = hub
         self._peer_id = peer_id
         self._serve: Serve | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Future[None]] = set()
 
     async def start(self, serve: Serve) -> None:
         """Accept streams from now on."""
@@ -124,8 +123,9 @@ class MemoryNetwork:
         self.die()
         for link in [link for link in self._hub.links if self._peer_id in link.peers]:
             link.cut("the other side went away")
-        if self._serving:
-            await asyncio.wait(set(self._serving))
+        others = self._serving - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others)
 
     def die(self) -> None:
         """Stop serving."""
@@ -156,17 +156,93 @@ class MemoryNetwork:
 
 
 class _Link:
-    """A stream between two peers: two ends, and one reason why it broke."""
+    """A stream between two peers: two ends, and the reason why it broke, if it did."""
 
     def __init__(self, hub: Hub, caller: str, callee: str) -> None:
-        there, back = _Pipe(), _Pipe()
         self.peers = (caller, callee)
-        self.dialled = _End(self, outgoing=there, incoming=back)
-        self.accepted = _End(self, outgoing=back, incoming=there)
+        self.dialled = _End(self)
+        self.accepted = _End(self)
         self.broken: str | None = None
+        self.changed = asyncio.Event()
         self._hub = hub
         hub.links.add(self)
 
     def cut(self, reason: str) -> None:
-        """Let both ends fail from now on."""
-        ...
+        """Let both ends fail, now and later."""
+        if self.broken is None:
+            self.broken = reason
+        self._hub.links.discard(self)
+        self.changed.set()
+
+    def other(self, end: _End) -> _End:
+        """Return the end that faces this one."""
+        return self.dialled if end is self.accepted else self.accepted
+
+    def ended(self) -> None:
+        """Take note that an end was ended."""
+        if self.dialled.over and self.accepted.over:
+            self._hub.links.discard(self)
+        self.changed.set()
+
+
+class _End:
+    """One side of a stream; a `peer.net.base.Stream`."""
+
+    def __init__(self, link: _Link) -> None:
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.over = False  # sends and receives no more
+        self.link = link
+        self._inbox: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._closed = False
+
+    async def send(self, message: Message, timeout_s: float) -> None:
+        """Hand one message over, as soon as the other side's inbox has room."""
+        data = message.SerializeToString()
+        other = self.link.other(self)
+        await self._until(lambda: other.over or other._waiting_bytes < PIPE_BYTES, timeout_s, "took")
+        if other.over:
+            raise Unreachable("the other side has ended the stream")
+        other._inbox.append(data)
+        other._waiting_bytes += len(data)
+        self.sent_bytes += len(data)
+        self.link.changed.set()
+
+    async def receive(self, timeout_s: float) -> Message | None:
+        """Return the next message, or None once the other side has ended and its messages are read."""
+        await self._until(lambda: bool(self._inbox) or self.link.other(self).over, timeout_s, "said")
+        if not self._inbox:
+            return None
+        data = self._inbox.popleft()
+        self._waiting_bytes -= len(data)
+        self.received_bytes += len(data)
+        self.link.changed.set()
+        try:
+            return Message.FromString(data)
+        except DecodeError as error:
+            raise ProtocolError("malformed", "the other side sent something that is no message") from error
+
+    async def close(self) -> None:
+        """End the stream on the side that dialled; on the other one it ends when what serves it returns."""
+        self._closed = True
+        if self is self.link.dialled:
+            self.end()
+
+    def end(self) -> None:
+        """Neither send nor receive any more; what was sent stays to be read."""
+        self.over = True
+        self.link.ended()
+
+    async def _until(self, ready: Callable[[], bool], timeout_s: float, verb: str) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (self._closed or self.link.broken or ready()):
+                    self.link.changed.clear()
+                    await self.link.changed.wait()
+        except TimeoutError:
+            raise Unreachable(f"the other side {verb} nothing for {timeout_s:g} s") from None
+        if self._closed:
+            raise Unreachable("the stream is closed")
+        if self.link.broken:
+            raise Unreachable(self.link.broken)

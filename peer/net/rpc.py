@@ -15,14 +15,14 @@ from typing import Any
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core writes to stderr what is raised as a sentence anyway
 
-import grpc  # noqa: E402
-import grpc.aio  # noqa: E402
-from google.protobuf.message import DecodeError  # noqa: E402
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
 
-from peer.errors import ConfigError, PeerError, ProtocolError, Unreachable  # noqa: E402
-from peer.net.addresses import format_address, ip_version, parse_address  # noqa: E402
-from peer.net.base import Serve  # noqa: E402
-from peer.wire.peer_pb2 import DESCRIPTOR, Message  # noqa: E402
+from peer.errors import ConfigError, PeerError, ProtocolError, Unreachable
+from peer.net.addresses import format_address, ip_version, parse_address
+from peer.net.base import Serve
+from peer.wire.peer_pb2 import DESCRIPTOR, Message
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_STREAMS = 64
@@ -48,6 +48,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
 ]
 _FAILURES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in its stubs
 _CLOSED = "the stream is closed"
 
 
@@ -79,7 +80,7 @@ class _Stream:
             self._reading = asyncio.create_task(self._call.read())
         data = await self._outcome(self._reading, timeout_s, "said")
         self._reading = None
-        if data is grpc.aio.EOF:
+        if data is _EOF:
             await self._ended()
             return None
         self.received_bytes += len(data)
@@ -125,7 +126,7 @@ class _Stream:
 class _Dialled(_Stream):
     """The side that opened the stream, and owns its connection."""
 
-    def __init__(self, channel: grpc.aio.Channel, siblings: set[_Dialled]) -> None:
+    def __init__(self, channel: Any, siblings: set[_Dialled]) -> None:
         super().__init__(channel.stream_stream(f"/{SERVICE}/{METHOD}")())
         self._channel = channel
         self._siblings = siblings
@@ -147,7 +148,7 @@ class _Dialled(_Stream):
                 await self._call.done_writing()
                 if self._reading is not None:
                     await asyncio.wait({self._reading})
-                while await self._call.read() is not grpc.aio.EOF:
+                while await self._call.read() is not _EOF:
                     pass
         except (TimeoutError, *_FAILURES):
             pass
@@ -187,7 +188,7 @@ class _Accepted(_Stream):
             task = self._reading or asyncio.create_task(self._call.read())
             self._reading = task
             await asyncio.wait((task, self._lost), timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() or task.cancelled() or task.exception() or task.result() is grpc.aio.EOF:
+            if not task.done() or task.cancelled() or task.exception() or task.result() is _EOF:
                 return
             self._reading = None
 
@@ -227,7 +228,7 @@ class Rpc:
             raise Unreachable(f"nobody can be called at {address[:80]!r}, which is not host:port") from error
         version = ip_version(host)
         target = (f"ipv{version}:" if version else "dns:///") + format_address(host, port)
-        channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        channel: Any = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(channel.close)
             try:

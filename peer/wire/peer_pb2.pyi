@@ -119,18 +119,20 @@ class Outcome(_message.Message):
     def __init__(self, ending: _Optional[_Union[Outcome.Ending, str]] = ...) -> None: ...
 
 class StateRequest(_message.Message):
-    __slots__ = ("protocol", "run_id", "peer_id", "snapshot_id", "first_chunk")
+    __slots__ = ("protocol", "run_id", "peer_id", "snapshot_id", "first_chunk", "round")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: str
     peer_id: str
     snapshot_id: str
     first_chunk: int
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., first_chunk: _Optional[int] = ...) -> None: ...
+    round: int
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., first_chunk: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class StateHeader(_message.Message):
     __slots__ = ("snapshot_id", "round", "origin", "tensors", "size_bytes", "chunk_bytes", "hashes")

@@ -118,6 +118,7 @@ def test_of_two_offers_that_cross_exactly_one_is_accepted(one: str, other: str) 
     assert at(max(one, other), min(one, other))
 
 
+REFUSED_41 = "correction norm 41 exceeds 10 × median 3.2; nothing of it is applied"
 EIGHT = [3.0, 3.1, 3.2, 3.2, 3.2, 3.3, 3.4, 3.5]
 
 
@@ -128,11 +129,12 @@ EIGHT = [3.0, 3.1, 3.2, 3.2, 3.2, 3.3, 3.4, 3.5]
         (0.0, True, EIGHT, "", ""),
         (32.0, True, EIGHT, "", ""),
         (32.1, True, EIGHT, "proportion", "correction norm 32.1 exceeds 10 × median 3.2; nothing of it is applied"),
-        (41.0, True, EIGHT, "proportion", "correction norm 41 exceeds 10 × median 3.2; nothing of it is applied"),
+        (41.0, True, EIGHT, "proportion", REFUSED_41),
         (1e9, True, EIGHT[:7], "", ""),  # too few to judge by
         (1e9, True, [*EIGHT[:7], 0.0], "", ""),
         (1e9, True, [0.0] * 50, "", ""),  # peers did not differ until now
         (41.0, True, [*EIGHT, *[41.0] * 9], "", ""),  # the swarm's differences have grown
+        (41.0, True, [*EIGHT, *[math.inf, math.nan] * 9], "proportion", REFUSED_41),
         (1.0, False, [], "non-finite", "the correction holds NaN or infinity; nothing of it is applied"),
         (math.inf, True, [], "non-finite", "the correction holds NaN or infinity; nothing of it is applied"),
         (math.nan, True, EIGHT, "non-finite", "the correction holds NaN or infinity; nothing of it is applied"),

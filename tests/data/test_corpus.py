@@ -30,9 +30,8 @@ def tokens_of(name: str) -> Tokenizer:
 def load(
     source: str | Path | None, cache: Path | None = None, notes: list[str] | None = None, name: str = "bytes"
 ) -> Corpus:
-    return corpus.load(
-        source if source is None else str(source), tokens_of(name), cache, notes.append if notes is not None else None
-    )
+    progress = None if notes is None else notes.append
+    return corpus.load(None if source is None else str(source), tokens_of(name), cache, progress)
 
 
 def everything(read: Corpus) -> Tokens:
@@ -64,15 +63,7 @@ def test_moby_dick_comes_along(source: str | None) -> None:
     assert len(text.encode()) == 1_204_997 + 1
 
 
-def test_moby_dick_has_as_many_of_gpt2s_tokens_as_counted_elsewhere() -> None:
-    read = everything(load(None, name="gpt2"))
-    assert len(read) == 317_774 + 1
-    assert read[-1] == 50256
-
-
-@pytest.mark.parametrize(
-    ("count", "heldout"), [(2 * HELDOUT_LEAST, HELDOUT_LEAST), (20_000, HELDOUT_LEAST), (100_000, 5000)]
-)
+@pytest.mark.parametrize(("count", "heldout"), [(2050, 1025), (20_000, 1025), (100_000, 5000)])
 def test_the_last_twentieth_but_at_least_a_sequence_is_held_out(tmp_path: Path, count: int, heldout: int) -> None:
     text = np.random.default_rng(0).integers(97, 122, count - 1, np.uint8).tobytes()
     read = load(write(tmp_path / "a.txt", text))
@@ -98,6 +89,7 @@ def test_training_never_reads_what_is_held_out(tmp_path: Path) -> None:
         ("a.jsonl", json.dumps({"text": prose("a"), "id": 1}) + "\n\n"),
         ("a.JSONL.gz", json.dumps({"text": prose("a")})),
         ("bom.txt", "\ufeff" + prose("a")),
+        ("bom.txt.gz", "\ufeff" + prose("a")),
     ],
 )
 @pytest.mark.parametrize("cached", [False, True])
@@ -151,10 +143,15 @@ def test_kept_tokens_are_mapped_and_equal(tmp_path: Path) -> None:
     first = load(path, cache)
     stamp = kept(cache)[0].stat()
     second = load(path, cache)
-    assert isinstance(second.train, np.memmap)
     for read in (first, second):
+        assert isinstance(read.train, np.memmap)
         np.testing.assert_array_equal(everything(read), everything(load(path)))
-    assert [each.stat() for each in kept(cache)] == [stamp] or kept(cache)[0].stat().st_ino == stamp.st_ino
+    assert kept(cache)[0].stat().st_ino == stamp.st_ino  # not written again
+
+
+def test_kept_tokens_are_an_ordinary_npy_file(tmp_path: Path) -> None:
+    read = load(write(tmp_path / "a.txt", prose("a")), tmp_path / "cache")
+    np.testing.assert_array_equal(np.load(kept(tmp_path / "cache")[0]), everything(read))
 
 
 def test_tokens_are_kept_by_content_and_tokenizer(tmp_path: Path) -> None:
@@ -190,6 +187,8 @@ def test_how_text_is_divided_into_files_counts(tmp_path: Path) -> None:
         lambda raw: raw[:5],
         lambda raw: raw[:100],
         lambda raw: raw[:-1],
+        lambda raw: raw[:-2],
+        lambda raw: raw + b"ab",
         lambda raw: b"\0" * len(raw),
         lambda raw: b"PK\x03\x04" + raw[4:],
         lambda raw: raw[:20] + b"{" * 60 + raw[80:],
@@ -308,6 +307,7 @@ def test_a_file_that_is_not_what_its_name_says_is_quoted(
     assert reason in str(refusal.value)
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
 @pytest.mark.parametrize("cached", [False, True])
 def test_what_can_not_be_read_is_quoted(tmp_path: Path, cached: bool) -> None:
     # A file that opens and then fails, whoever asks: this process's own memory at address 0.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import GPT2LMHeadModel
 
 from peer.errors import ConfigError
 from peer.models import causal, presets
@@ -84,6 +85,7 @@ def test_tied_weights_are_there_once() -> None:
     model = causal.build(TINY, 0)
     assert "transformer.wte.weight" in weights(model)
     assert not any("lm_head" in name for name in weights(model))
+    assert isinstance(model, GPT2LMHeadModel)
     assert model.lm_head.weight is model.transformer.wte.weight
     assert causal.parameter_count(model) == (40 + 12) * 16 + 2 * (12 * 16**2 + 13 * 16) + 2 * 16
 
@@ -136,7 +138,7 @@ def test_the_loss_is_taken_in_float32_of_a_bfloat16_model() -> None:
 def test_the_loss_reaches_every_weight() -> None:
     model = causal.build(TINY, 0)
     rows = tokens(8, 13)
-    causal.loss(model, rows[:, :-1], rows[:, 1:]).backward()
+    causal.loss(model, rows[:, :-1], rows[:, 1:]).backward()  # type: ignore[no-untyped-call]
     assert [name for name, each in weights(model).items() if each.grad is None or not each.grad.any()] == []
 
 

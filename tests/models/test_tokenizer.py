@@ -69,8 +69,9 @@ def test_gpt2s_tokens_are_gpt2s(text: str, ids: list[int]) -> None:
 
 @given(TEXTS)
 @settings(max_examples=50)
-def test_the_byte_tokenizers_ids_are_the_bytes(text: str) -> None:
-    assert load("bytes").encode(text).tolist() == list(text.encode())
+def test_the_byte_tokenizers_ids_are_the_bytes_and_256_for_the_end_of_text(text: str) -> None:
+    first, *others = [list(part.encode()) for part in text.split("<|endoftext|>")]
+    assert load("bytes").encode(text).tolist() == sum(([256, *part] for part in others), first)
 
 
 def test_the_byte_tokenizer_has_one_more_token_that_ends_a_text() -> None:

@@ -1,0 +1,229 @@
+"""Daemons among themselves, without sockets: they train, meet, come late, vanish, return."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer import checkpoint
+from peer.catchup import Newcomer
+from peer.core.exchange import Phase
+from peer.core.members import Member
+from peer.errors import PeerError
+from peer.events import EventLog
+from peer.net.base import Stream
+from peer.net.memory import MemoryNetwork
+from tests.swarm.memory_swarm import Swarm, tiny_run
+
+
+def final(swarm: Swarm, name: str) -> dict[str, torch.Tensor]:
+    loaded = checkpoint.load(swarm.folder / name, swarm.run.run_id)
+    assert loaded is not None
+    return loaded.state.weights
+
+
+def apart(swarm: Swarm, names: list[str]) -> float:
+    models = [final(swarm, name) for name in names]
+    mean = {key: torch.stack([model[key] for model in models]).mean(0) for key in models[0]}
+    return float(sum((model[key] - mean[key]).square().sum() for model in models for key in mean)) ** 0.5
+
+
+async def test_four_peers_train_meet_and_stay_together(tmp_path: Path) -> None:
+    names = ["ann", "ben", "cat", "dan"]
+    swarm = Swarm(tmp_path / "together", tiny_run())
+    hermits = Swarm(tmp_path / "apart", tiny_run(exchange=replace(tiny_run().exchange, meetings=0)))
+    for each in (swarm, hermits):
+        for name in names:
+            each.join(name)
+        ends = await each.end()
+        assert {stop.reason for stop in ends.values()} == {"finished"}
+    for name in names:
+        rounds = swarm.events(name, "round")
+        assert [event["round"] for event in rounds] == [1, 2, 3, 4, 5, 6]
+        assert rounds[-1]["loss"] < rounds[0]["loss"]
+        assert swarm.events(name)[0]["event"] == "start"
+        assert swarm.events(name)[-1]["event"] == "stop"
+        assert not hermits.events(name, "meeting")
+    meetings = [event for name in names for event in swarm.events(name, "meeting")]
+    assert len(meetings) >= 8
+    for event in meetings:
+        assert event["bytes_sent"] > 0
+        assert event["correction"] > 0
+    callers = sum(event["role"] == "caller" for event in meetings)
+    assert callers == len(meetings) - callers
+    assert apart(swarm, names) < 0.7 * apart(hermits, names)
+
+
+async def test_peers_read_different_shards(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run())
+    for name in ("ann", "ben", "cat"):
+        swarm.join(name)
+        await swarm.until(lambda name=name: bool(swarm.events(name, "round")))
+    shards = {name: swarm.daemons[name]._roster._member.shard for name in swarm.daemons}
+    assert len(set(shards.values())) == 3
+    await swarm.end()
+
+
+async def test_a_newcomer_continues_with_the_donors_anchor_momentum_and_round(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run(rounds=4000))
+    swarm.join("ann")
+    await swarm.until(lambda: len(swarm.events("ann", "round")) >= 3)
+    taken: dict[str, torch.Tensor] = {}
+    donor = swarm.daemons["ann"]._donor
+    take = donor._take
+
+    async def keep() -> object:
+        snapshot = await take()
+        taken.update(zip([entry.name for entry in snapshot.header.tensors], snapshot.tensors, strict=True))
+        taken["round"] = torch.tensor(snapshot.header.round)
+        return snapshot
+
+    donor._take = keep
+    swarm.join("ben")
+    await swarm.until(lambda: bool(swarm.events("ben", "start")))
+    (caught,) = swarm.events("ben", "catch-up")
+    assert swarm.events("ben", "start")[0]["how"] == "caught-up"
+    assert swarm.events("ben", "start")[0]["round"] == int(taken["round"]) == caught["round"]
+    await swarm.until(lambda: bool(swarm.events("ben", "meeting")) and len(swarm.events("ben", "round")) >= 2)
+    first, *_ = swarm.events("ben", "round")
+    assert first["round"] == int(taken["round"]) + 1
+    ann = {event["round"]: event["lr"] for event in swarm.events("ann", "round")}
+    assert first["lr"] == pytest.approx(ann[first["round"]], rel=1e-12)
+    for daemon in swarm.daemons.values():
+        daemon.stop()
+    await swarm.end()
+
+
+async def test_what_a_newcomer_adopts_is_what_the_donor_sent(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run(rounds=4000))
+    swarm.join("ann")
+    await swarm.until(lambda: len(swarm.events("ann", "checkpoint")) >= 1)
+    shapes = {name: tuple(tensor.shape) for name, tensor in final(swarm, "ann").items()}
+    network = MemoryNetwork(swarm.hub, "ben")
+    await network.start(ignore)
+    log, told = EventLog(tmp_path / "ben.jsonl"), list[str]()
+    newcomer = Newcomer(network, swarm.run, shapes, "ben", log, told.append)
+    member = Member(swarm.run.run_id, "ann", ("ann:1",), 2, 0, 0.0)
+    state = await newcomer.fetch([member], 0, None)
+    snapshot = swarm.daemons["ann"]._donor._snapshot
+    assert state is not None
+    assert snapshot is not None
+    sent = dict(zip([entry.name for entry in snapshot.header.tensors], snapshot.tensors, strict=True))
+    assert all(torch.equal(sent[f"anchor/{name}"], tensor) for name, tensor in state.anchor.items())
+    assert all(torch.equal(sent[f"outer/momentum/{name}"], t) for name, t in state.outer["momentum"].items())
+    assert state.round == snapshot.header.round
+    assert await newcomer.fetch([member], 10**6, None) is None
+    assert await newcomer.fetch([member], 0, "another origin") is None
+    assert "origin" in told[-1]
+    swarm.daemons["ann"].stop()
+    await swarm.end()
+    await network.close()
+
+
+async def test_the_others_go_on_when_one_vanishes(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run(rounds=4000))
+    for name in ("ann", "ben", "cat"):
+        swarm.join(name)
+    await swarm.until(lambda: len(swarm.events("cat", "meeting")) >= 2)
+    swarm.hub.kill("cat")
+    swarm.daemons["cat"].stop()
+    seen = len(swarm.events("ann", "meeting"))
+    await swarm.until(lambda: len(swarm.events("ann", "meeting")) >= seen + 3)
+    assert {event["partner"] for event in swarm.events("ann", "meeting")[seen + 1 :]} == {"ben"}
+    for name in ("ann", "ben"):
+        swarm.daemons[name].stop()
+    ends = await swarm.end()
+    assert {ends[name].reason for name in ("ann", "ben")} <= {"signal", "finished"}
+
+
+async def test_a_peer_that_is_stopped_resumes_where_it_was(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run(rounds=40))
+    swarm.join("ann")
+    await swarm.until(lambda: len(swarm.events("ann", "round")) >= 3)
+    swarm.daemons["ann"].stop()
+    stop = (await swarm.end())["ann"]
+    assert stop.reason == "signal"
+    before = final(swarm, "ann")
+    assert (swarm.run.run_id, "ann") not in swarm.hub.records or not swarm.hub.records[
+        swarm.run.run_id, "ann"
+    ].addresses
+    swarm.join("ann", rounds=2)
+    await swarm.end()
+    start = swarm.events("ann", "start")[-1]
+    assert (start["how"], start["round"]) == ("resumed", stop.round)
+    assert swarm.events("ann", "stop")[-1]["round"] == stop.round + 2
+    assert any(not torch.equal(before[name], tensor) for name, tensor in final(swarm, "ann").items())
+
+
+async def ignore(stream: Stream) -> None:
+    """Serve nothing."""
+
+
+async def test_two_runs_on_one_network_do_not_mix(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run())
+    other = tiny_run(seed=1)
+    assert other.run_id != swarm.run.run_id
+    for name, run in (("ann", None), ("ben", None), ("cat", other), ("dan", other)):
+        swarm.join(name, run)
+    await swarm.end()
+    partners = {name: {e["partner"] for e in swarm.events(name, "meeting")} for name in swarm.daemons}
+    assert partners["ann"] | partners["ben"] == {"ann", "ben"}
+    assert partners["cat"] | partners["dan"] == {"cat", "dan"}
+
+
+async def test_a_peer_alone_says_so_once_and_trains_on(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run())
+    swarm.join("ann")
+    assert (await swarm.end())["ann"].reason == "finished"
+    assert [(e["partner"], e["reason"]) for e in swarm.events("ann", "skip")] == [(None, "alone")]
+    assert swarm.events("ann", "start")[0]["how"] == "fresh-alone"
+    assert len(swarm.events("ann", "round")) == 6
+
+
+async def test_a_home_of_another_run_is_left_alone(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run())
+    swarm.join("ann")
+    await swarm.end()
+    with pytest.raises(PeerError, match="run"):
+        await swarm.join("ann", tiny_run(seed=5))
+    assert final(swarm, "ann")
+
+
+async def test_a_peer_that_the_swarm_has_left_behind_catches_up_instead_of_mixing(tmp_path: Path) -> None:
+    run = tiny_run(rounds=4000, exchange=replace(tiny_run().exchange, max_lag=3))
+    swarm = Swarm(tmp_path, run)
+    swarm.join("ben", rounds=1)
+    await swarm.end()
+    swarm.lives.clear()
+    swarm.join("ann")
+    await swarm.until(lambda: len(swarm.events("ann", "round")) >= 8)
+    swarm.join("ben")
+    await swarm.until(lambda: bool(swarm.events("ben", "catch-up")))
+    assert swarm.events("ben", "catch-up")[0]["round"] >= 8
+    await swarm.until(lambda: bool(swarm.events("ben", "meeting")))
+    for event in swarm.events("ben", "meeting"):
+        assert abs(event["round"] - event["partner_round"]) <= 3
+    for daemon in swarm.daemons.values():
+        daemon.stop()
+    await swarm.end()
+
+
+async def test_a_meeting_in_progress_is_finished_or_abandoned_when_a_peer_leaves(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run(rounds=4000))
+    for name in ("ann", "ben"):
+        swarm.join(name)
+    await swarm.until(lambda: swarm.daemons["ann"]._meetings is not None and bool(swarm.events("ann", "meeting")))
+    meetings = swarm.daemons["ann"]._meetings
+    assert meetings is not None
+    await swarm.until(lambda: meetings._talk is not None)
+    talk = meetings._talk
+    swarm.daemons["ann"].stop()
+    await swarm.lives["ann"]
+    assert talk is None or talk.exchange.ended or talk.exchange.phase is Phase.OFFERED
+    swarm.daemons["ben"].stop()
+    await swarm.end()
+    applied = {name: len(swarm.events(name, "meeting")) for name in ("ann", "ben")}
+    assert applied["ann"] == applied["ben"]
