@@ -28,9 +28,8 @@ from peer.core.codec import parse
 from peer.errors import ConfigError
 
 CODECS = ("none", "bf16", "int4", "rank4-int8", "rank16-int8", "rank64-int8")
-MODEL, REPETITIONS = "gpt-125m", 5
+MODEL, REPETITIONS = "gpt-125m", 3
 QUICK_MODEL, QUICK_REPETITIONS = "gpt-10m", 2
-AVERAGINGS = 3
 MOST_SHIFT = 1e-4
 """The sum of the two sides may move by the rounding of float32, some 1e-5 of a difference of one percent."""
 
@@ -57,10 +56,10 @@ def main() -> None:
 
 def measure(model: str, codecs: Sequence[str], quick: bool) -> Report:
     """Return the whole table; raises `Failed` when something did not do what it should have."""
-    repetitions, averagings = (QUICK_REPETITIONS, 1) if quick else (REPETITIONS, AVERAGINGS)
+    repetitions = QUICK_REPETITIONS if quick else REPETITIONS
     say(f"the shapes of {model}")
     shapes = shapes_of(model)
-    averaged, hivemind_left = average(shapes, averagings)
+    averaged, hivemind_left = average(shapes, repetitions)
     with two_sides(shapes) as (caller, callee, port):
         hivemind = hivemind_row(caller, callee, averaged, hivemind_left)
         rows = tuple(codec_row(caller, callee, port, spec, repetitions) for spec in codecs)
@@ -142,7 +141,7 @@ def check(spec: str, comparison: Comparison, callee_anchored: bool, promised: fl
 # ------------------------------------------------------------------ hivemind
 
 
-def average(shapes: Shapes, averagings: int) -> tuple[list[tuple[Averaged, Averaged]], float]:
+def average(shapes: Shapes, repetitions: int) -> tuple[list[tuple[Averaged, Averaged]], float]:
     """Let hivemind average the same tensors, a warm-up first; return each time, and what was left of the difference."""
     results: list[tuple[Averaged, Averaged]] = []
     prefix = f"benchmark{time.monotonic_ns()}"
@@ -152,7 +151,7 @@ def average(shapes: Shapes, averagings: int) -> tuple[list[tuple[Averaged, Avera
     try:
         two = Worker("the second averager", Averager, shapes, 1, prefix, one.ask("addresses"))
         workers.append(two)
-        for number in range(averagings + 1):
+        for number in range(repetitions + 1):
             both(one, two, "prepare")
             results.append(both(one, two, "step"))
             say(f"hivemind: {number or 'warm-up'}: {all_reduce_s(*results[-1]):.2f} s")

@@ -74,7 +74,7 @@ def _obey(pipe: Connection, build: Callable[..., Servant], args: tuple[object, .
         while True:
             word, given = pipe.recv()
             pipe.send(getattr(servant, word)(*given))
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         return
     finally:
         servant.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from torch.nn import functional
 
+from peer.cli.rows import WIDTH, Progress, outcome, progress, size, summary
 from peer.core.state import Tensors
 from peer.errors import ConfigError
 from peer.events import CatchUp, Event, Meeting, Round, Skip, Start, Stop, record
@@ -123,7 +127,9 @@ def test_partners_are_told_by_their_number() -> None:
 
 def a_report() -> Report:
     one = row_of(START, a_meeting("caller"), a_meeting("callee"), a_round(1, 5.0, 500), a_round(2, 4.0, 900), FINISHED)
-    two = row_of(START, a_meeting("callee"), a_meeting("caller"), a_meeting("caller"), a_round(1, 5.0, 150), FINISHED)
+    two = row_of(
+        START, a_meeting("callee"), a_meeting("caller"), a_meeting("caller"), a_round(1, 5.0, 150), FINISHED, number=2
+    )
     one.take(record(Skip("you", "declined", "busy", ""), 0.0))
     two.take(record(Skip("me", "failed", "lost", ""), 0.0))
     two.take(record(Skip("me", "failed", "busy", ""), 0.0))
@@ -275,3 +281,59 @@ def test_a_process_on_a_leash_ends_with_the_one_that_holds_it() -> None:
         assert process.poll() is None
         process.stdin.close()
         assert process.wait(30) == -signal.SIGTERM
+
+
+# ---------------------------------------------------------------- how it looks
+
+
+def text_of(shown: object) -> list[list[str]]:
+    """Return what rich makes of something, as words a line."""
+    console = Console(width=WIDTH, file=io.StringIO())
+    console.print(shown)
+    assert isinstance(console.file, io.StringIO)
+    return [line.split() for line in console.file.getvalue().splitlines()]
+
+
+def test_progress_is_one_line_for_each_peer() -> None:
+    rows = [row_of(replace(START, peer_id="you"), a_meeting("caller", 1500)), Row(2)]
+    lines = text_of(progress(rows, 10))
+    assert lines[0] == ["peer", "state", "round", "loss", "partner", "meetings", "sent", "tokens/s"]
+    assert lines[1:] == [
+        ["1", "training", "0/10", "-", "1", "1", "1.5", "kB", "-"],
+        ["2", "waiting", "0/10", "-", "-", "0", "0", "B", "-"],
+    ]
+
+
+def test_without_a_terminal_progress_is_a_line_for_each_round() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    row = row_of(START)
+    with Progress(console, 10) as shown:
+        for _ in range(3):
+            shown.show([row])
+        row.take(record(a_round(1, 5.25, 2_500_000), 0.0))
+        for _ in range(3):
+            shown.show([row, Row(2)])
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "peer 1 training (fresh) from round 0",
+        "peer 1 training: round 1/10, loss 5.250, partner you, 0 meetings, 2.5 MB sent, 5,120 tokens/s",
+    ]
+
+
+def test_the_outcome_tells_of_each_peer_of_the_average_and_of_the_start() -> None:
+    lines = text_of(outcome(a_report()))
+    assert lines[1:4] == [
+        ["1", "2", "5.000", "→", "4.000", "2.000", "2", "1", "(busy", "1)", "0", "450", "B"],
+        ["2", "1", "5.000", "→", "5.000", "nan", "3", "0", "2", "(lost", "1,", "busy", "1)", "150", "B"],
+        ["3", "0", "-", "→", "-", "-", "0", "0", "0", "-"],
+    ]
+    assert lines[-2:] == [["average", "1.900"], ["at", "start", "5.500"]]
+    assert "3 meetings" in summary(a_report())
+    assert "1.00 % apart" in summary(a_report())
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_345_678, "2.3 MB"), (5e12, "5000.0 GB")]
+)
+def test_bytes_have_a_unit(count: float, text: str) -> None:
+    assert size(count) == text

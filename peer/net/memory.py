@@ -19,6 +19,7 @@ from peer.net.base import Member, Serve, Stream
 from peer.wire.peer_pb2 import Message
 
 PIPE_BYTES = 4 << 20
+MAX_MESSAGE_BYTES = 4 << 20  # as over gRPC
 SAMPLE = 256
 
 
@@ -200,6 +201,8 @@ class _End:
     async def send(self, message: Message, timeout_s: float) -> None:
         """Hand one message over, as soon as the other side's inbox has room."""
         data = message.SerializeToString()
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}")
         other = self.link.other(self)
         await self._until(lambda: other.over or other._waiting_bytes < PIPE_BYTES, timeout_s, "took")
         if other.over:

@@ -67,6 +67,8 @@ class _Stream:
     async def send(self, message: Message, timeout_s: float) -> None:
         """Hand one message over; see `peer.net.base.Stream`."""
         data = message.SerializeToString()
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}")
         if self._writing is not None:  # of a send that was given up
             await self._outcome(self._writing, timeout_s, "took")
         self._writing = asyncio.create_task(self._call.write(data))
@@ -104,7 +106,11 @@ class _Stream:
         try:
             return task.result()
         except _FAILURES as error:
-            raise Unreachable(_reason(error)) from error
+            raise Unreachable(await self._why()) from error
+
+    async def _why(self) -> str:
+        """Return a sentence's worth of why the call failed."""
+        return "the other side went away"
 
     def lose(self, reason: str) -> None:
         """Let all that waits for the other side, now or later, fail for this reason."""
@@ -132,6 +138,11 @@ class _Dialled(_Stream):
         self._siblings = siblings
         self._closing: asyncio.Task[None] | None = None
         siblings.add(self)
+
+    async def _why(self) -> str:
+        if not self._call.done():
+            return "the other side has ended the stream"
+        return _reason(await self._call.code(), await self._call.details() or "")
 
     async def close(self) -> None:
         """End the stream, and wait a little until the other side has taken all that was sent."""
@@ -283,12 +294,10 @@ async def _connected(channel: grpc.aio.Channel, address: str) -> None:
         state = channel.get_state(try_to_connect=True)
 
 
-def _reason(error: Exception) -> str:
-    """Return a sentence's worth of why a call failed."""
-    if not isinstance(error, grpc.aio.AioRpcError):
-        return "the other side has ended the stream"
-    details = error.details() or ""
-    match error.code():
+def _reason(code: grpc.StatusCode, details: str) -> str:
+    match code:
+        case grpc.StatusCode.OK:
+            return "the other side has ended the stream"
         case grpc.StatusCode.UNAVAILABLE:
             return f"the connection was lost ({details})"
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -297,5 +306,5 @@ def _reason(error: Exception) -> str:
             return "what answers there is no peer"
         case grpc.StatusCode.ABORTED | grpc.StatusCode.CANCELLED | grpc.StatusCode.INTERNAL:
             return "the other side ended the stream early"
-        case code:
+        case _:
             return f"the stream broke ({code.name.lower()}: {details})"

@@ -374,6 +374,17 @@ async def test_a_callee_can_close_its_stream_and_is_heard_before(pair: tuple[Pee
     await stream.close()
 
 
+async def test_a_message_that_is_too_large_cannot_be_sent_and_harms_nothing(pair: tuple[Peer, Peer]) -> None:
+    a, b = pair
+    b.serve = echo
+    stream = await a.dial(b)
+    with pytest.raises(ValueError, match="larger than"):
+        await stream.send(note(1, 4 << 20), S)
+    await stream.send(note(2), S)
+    assert await stream.receive(S) == note(2)
+    await stream.close()
+
+
 async def test_an_empty_message_is_a_message(pair: tuple[Peer, Peer]) -> None:
     a, b = pair
     b.serve = echo

@@ -81,14 +81,6 @@ async def test_another_service_is_no_peer() -> None:
             await call.read()
 
 
-async def test_a_message_that_is_too_large_is_not_taken() -> None:
-    async with up(echo) as rpc:
-        stream = await rpc.dial(f"127.0.0.1:{rpc.port}", S)
-        with pytest.raises(Unreachable, match="larger than max"):
-            await exchange(stream, Message(frame=Frame(payload=bytes(MAX_MESSAGE_BYTES))))
-        await stream.close()
-
-
 async def test_a_stranger_cannot_send_what_is_too_large() -> None:
     lost: asyncio.Queue[Exception] = asyncio.Queue()
 
@@ -126,7 +118,13 @@ async def test_a_full_server_turns_streams_away_and_takes_them_again_later() -> 
 
 
 async def test_a_server_that_accepts_and_says_nothing_is_given_up_at_the_deadline() -> None:
-    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            pass
+        writer.close()
+        await writer.wait_closed()
+
+    silent = await asyncio.start_server(listen, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     with pytest.raises(Unreachable, match=r"did not answer within 0\.2 s"):
         await Rpc().dial(f"127.0.0.1:{port}", 0.2)
@@ -154,13 +152,33 @@ async def test_ipv6_is_listened_on_where_there_is_any() -> None:
             await stream.close()
 
 
-async def test_a_port_that_is_taken_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_port_that_is_taken_is_named() -> None:
     async with up(nothing) as rpc:
         second = Rpc()
         with pytest.raises(ConfigError, match=rf"Port {rpc.port} .*--port"):
             await second.start(nothing, rpc.port)
         await second.close()
-    assert capfd.readouterr() == ("", "")
+
+
+SECOND = """
+import asyncio, sys
+from peer.errors import ConfigError
+from peer.net.rpc import Rpc
+
+try:
+    asyncio.run(Rpc().start(None, int(sys.argv[1])))
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+async def test_a_port_that_is_taken_makes_no_noise() -> None:
+    async with up(nothing) as rpc:
+        command = [sys.executable, "-c", SECOND, str(rpc.port)]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"Port {rpc.port} cannot be used: it is taken. Choose another one with --port.\n"
+    assert done.stderr == ""
 
 
 async def test_a_port_is_free_again_after_closing() -> None:
