@@ -12,6 +12,7 @@ import multiprocessing
 import time
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -38,17 +39,21 @@ class Averaged:
 class Averager:
     """One of two peers."""
 
-    def __init__(self, shapes: Shapes, number: int, prefix: str, known: list[str]) -> None:
+    def __init__(self, shapes: Shapes, number: int) -> None:
         warnings.simplefilter("ignore")
         multiprocessing.set_start_method("fork", force=True)  # hivemind's processes can be made in no other way
         import hivemind
-        from hivemind.averaging import DecentralizedAverager
-        from hivemind.compression import Float16Compression
 
         logging.getLogger("hivemind").setLevel(logging.ERROR)
         torch.set_num_threads(1)
         self._shapes, self._number = shapes, number
-        self._dht = hivemind.DHT(
+        self._hivemind = hivemind
+        self._dht: Any = None
+        self._averager: Any = None
+
+    def join(self, prefix: str, known: list[str]) -> list[str]:
+        """Come up, find the peers whose addresses are known, and return one's own."""
+        self._dht = self._hivemind.DHT(
             initial_peers=known,
             start=True,
             host_maddrs=["/ip4/127.0.0.1/tcp/0"],
@@ -57,8 +62,8 @@ class Averager:
             use_relay=False,
             startup_timeout=60,
         )
-        self._averager = DecentralizedAverager(
-            [torch.zeros(shape) for shape in shapes.values()],
+        self._averager = self._hivemind.averaging.DecentralizedAverager(
+            [torch.zeros(shape) for shape in self._shapes.values()],
             self._dht,
             start=True,
             prefix=prefix,
@@ -67,11 +72,8 @@ class Averager:
             min_matchmaking_time=GROUP_S,
             request_timeout=GROUP_S / 2,
             allreduce_timeout=STEP_S,
-            compression=Float16Compression(),
+            compression=self._hivemind.compression.Float16Compression(),
         )
-
-    def addresses(self) -> list[str]:
-        """Return what the other peer needs to find this one."""
         return [str(address) for address in self._dht.get_visible_maddrs()]
 
     def prepare(self) -> None:
@@ -82,11 +84,12 @@ class Averager:
 
     def step(self) -> Averaged:
         """Average with the other peer; raises `Failed`."""
-        asked_s, began_s = time.monotonic(), None
+        asked_s, began_s, running = time.monotonic(), None, False
         meter, wire_bytes = Meter(), loopback_bytes()
-        control = self._averager.step(wait=False, timeout=STEP_S, allow_retries=False)
+        control = self._averager.step(wait=False, timeout=STEP_S)
         while not control.done():
-            if began_s is None and control.began_allreduce:
+            was_running, running = running, control.stage.name == "RUNNING_ALLREDUCE"
+            if running and not was_running:  # anew when it failed and is tried again
                 began_s = time.monotonic()
             time.sleep(POLL_S)
         ended_s = time.monotonic()
@@ -107,5 +110,6 @@ class Averager:
 
     def close(self) -> None:
         """Go down, with all child processes."""
-        self._averager.shutdown()
-        self._dht.shutdown()
+        for one in (self._averager, self._dht):
+            if one is not None:
+                one.shutdown()

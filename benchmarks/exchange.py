@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # when it is run as a file
 
@@ -146,19 +147,17 @@ def average(shapes: Shapes, repetitions: int) -> tuple[list[tuple[Averaged, Aver
     results: list[tuple[Averaged, Averaged]] = []
     prefix = f"benchmark{time.monotonic_ns()}"
     say("hivemind: coming up")
-    one = Worker("the first averager", Averager, shapes, 0, prefix, [])
-    workers = [one]
+    one, two = (Worker(f"hivemind peer {number}", Averager, shapes, number) for number in range(2))
     try:
-        two = Worker("the second averager", Averager, shapes, 1, prefix, one.ask("addresses"))
-        workers.append(two)
+        two.ask("join", prefix, one.ask("join", prefix, []))
         for number in range(repetitions + 1):
             both(one, two, "prepare")
             results.append(both(one, two, "step"))
             say(f"hivemind: {number or 'warm-up'}: {all_reduce_s(*results[-1]):.2f} s")
         left = sum(both(one, two, "left")) / 2
     finally:
-        for worker in workers:
-            worker.close()
+        one.close()
+        two.close()
     if not left <= HIVEMIND_LEFT:
         raise Failed(f"hivemind left {left:.3%} of the difference: it did not average")
     return results, left
@@ -187,7 +186,7 @@ def all_reduce_s(a: Averaged, b: Averaged) -> float:
     return max(a.cost.ended_s, b.cost.ended_s) - min(a.cost.began_s, b.cost.began_s)
 
 
-def both(one: Worker, two: Worker, word: str, *args: object) -> tuple:  # type: ignore[type-arg]
+def both(one: Worker, two: Worker, word: str, *args: object) -> tuple[Any, Any]:
     """Give both the same order and return both results."""
     one.tell(word, *args)
     two.tell(word, *args)

@@ -80,7 +80,7 @@ class Side:
         self._basis: Basis = {}
         self._norms: deque[float] = deque(maxlen=64)
         self._boundary = Boundary()
-        self._stopping = threading.Event()
+        self._stopping = False
         self._met: asyncio.Future[Met]
         self._meter: Meter
         self._socket: socket.socket
@@ -160,7 +160,7 @@ class Side:
     def close(self) -> None:
         """Go down."""
         self._await(self._rpc.close())
-        self._stopping.set()
+        self._stopping = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
             thread.join()
@@ -218,8 +218,9 @@ class Side:
         return decision
 
     def _train(self) -> None:
-        while not self._stopping.wait(STEP_S):
+        while not self._stopping:
             self._boundary.serve(self._state)
+            time.sleep(STEP_S)
 
     def _anchored(self) -> bool:
         return all(torch.equal(self._state.anchor[name], weight) for name, weight in self._state.weights.items())

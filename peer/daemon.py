@@ -64,6 +64,7 @@ def load(config: Config, run: Manifest, home: Home, say: Say) -> Loaded:
     """Build the model and read the data; raises `ConfigError`."""
     device = choose_device(config.device)
     words = tokenizer.load(run.tokenizer)
+    causal.check_fit(run.config, words.vocabulary_size, run.data.sequence_length)
     texts = corpus.load(config.data or run.data.corpus, words, home.cache, say)
     sequences = Sequences(texts.train, run.data.sequence_length, run.data.shards, run.seed)
     model: nn.Module = causal.build(run.config, run.seed)

@@ -109,13 +109,15 @@ class Place:
 
     def look(self, asked: bool) -> None:
         """Take in what happened since the last time; asked: whether the peer was told to end."""
+        if self.row.ended:
+            return
         if self.child is None:
             self.row.stage = "stopped" if asked else "waiting"
             return
         status = self.child.process.poll()  # first: then the log is complete
         for record in self._tail.new():
             self.row.take(record)
-        if status is not None and not self.row.ended:
+        if status is not None:
             self.row.end(status, asked)
             self._tail.close()
 

@@ -90,7 +90,7 @@ def test_the_command_works_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> 
     away = Path(tmp_path.anchor)
     assert "join" in call(target / "bin" / "peer", "--help", cwd=away, PYTHONPATH=str(target))
     code = "import peer.cli.main, peer.manifest as m; print(peer.cli.__file__, m.Manifest.preset('gpt-nano').name)"
-    said = call(sys.executable, "-c", code, cwd=away, PYTHONPATH=str(target)).split()
+    said = call(sys.executable, "-P", "-c", code, cwd=away, PYTHONPATH=str(target)).split()
     assert said == [str(target / "peer" / "cli" / "__init__.py"), "gpt-nano"]
 
 

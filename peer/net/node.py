@@ -81,11 +81,12 @@ class Node:
             except control.P2PDaemonError as error:
                 raise Unreachable(f"p2pd did not start: {error}") from error
             except asyncio.CancelledError:
-                creating.add_done_callback(_put_away)
                 await asyncio.wait({creating}, timeout=STOP_TIMEOUT_S)
+                if creating.done() and not creating.cancelled() and creating.exception() is None:
+                    await _end(creating.result())
                 raise
-        with contextlib.ExitStack() as undo:
-            undo.callback(p2p._terminate)
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(_end, p2p)
             dht = await hivemind.DHTNode.create(
                 p2p=p2p,
                 node_id=hivemind.DHTID.generate(source=p2p.peer_id.to_bytes()),  # a restart is the same node again
@@ -142,19 +143,23 @@ class Node:
         try:
             async with asyncio.timeout(timeout_s):
                 for peer in list(self._dht.protocol.routing_table.peer_id_to_uid)[:MAX_NEIGHBOURS]:
-                    found += await self._find_peer(peer)
+                    found += await self._addresses_of(peer)
         except self._failures:
             pass
         return found
 
-    async def _find_peer(self, peer: Any) -> list[Multiaddr]:
+    async def _addresses_of(self, peer: Any) -> list[Multiaddr]:
         pb = self._control.p2pd_pb
         wanted = pb.DHTRequest(type=pb.DHTRequest.FIND_PEER, peer=peer.to_bytes())
         answer = await self._ask(pb.Request(type=pb.Request.DHT, dht=wanted))
+        packed = list(answer.dht.peer.addrs)
+        if not packed:  # then at least from where we are connected to it
+            answer = await self._ask(pb.Request(type=pb.Request.LIST_PEERS))
+            packed = [address for each in answer.peers if each.id == peer.to_bytes() for address in each.addrs]
         found = []
-        for packed in answer.dht.peer.addrs:
+        for address in packed:
             with contextlib.suppress(ConfigError, ValueError):  # of a kind that we don't use
-                found.append(parse_multiaddr(f"{self._hivemind.Multiaddr(packed)}/p2p/{peer.to_base58()}"))
+                found.append(parse_multiaddr(f"{self._hivemind.Multiaddr(address)}/p2p/{peer.to_base58()}"))
         return found
 
     async def _ask(self, request: Any) -> Any:
@@ -191,15 +196,7 @@ class Node:
     async def stop(self) -> None:
         """End p2pd, if need be by force, and leave nothing of it behind. Takes seconds at most, never raises."""
         self._dht.is_alive = False
-        child = self._p2p._child
-        await _settle(self._p2p._client.control)
-        self._p2p._terminate()
-        if not await self.died(STOP_TIMEOUT_S):
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            await self.died(STOP_TIMEOUT_S)
-        for address in (self._p2p._daemon_listen_maddr, self._p2p._client_listen_maddr):
-            Path(address["unix"]).unlink(missing_ok=True)
+        await _end(self._p2p)
 
 
 class _Validator:
@@ -233,22 +230,27 @@ class _Validator:
         return record.value
 
 
-async def _settle(control: Any) -> None:
-    """End the tasks over the pipe to p2pd, and take note of how they ended, which is of no interest any more."""
+async def _end(p2p: Any) -> None:
+    """End a p2pd and our side of it: first what waits for it, then the process, then its sockets."""
+    control, child = p2p._client.control, p2p._child
     tasks = {task for task in (control._read_task, control._write_task, *control._handler_tasks.values()) if task}
+    await asyncio.sleep(0)  # one that never ran would leave its connection open
     for task in tasks:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=1.0)
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()
-
-
-def _put_away(creating: asyncio.Future[Any]) -> None:
-    """End a p2pd that came up when nobody wanted it any more."""
-    if not creating.cancelled() and creating.exception() is None:
-        creating.result()._terminate()
+            task.exception()  # of no interest any more
+    p2p._terminate()
+    ended = asyncio.ensure_future(child.wait())
+    await asyncio.wait({ended}, timeout=STOP_TIMEOUT_S)
+    if not ended.done():
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await asyncio.wait({ended}, timeout=STOP_TIMEOUT_S)
+    for address in (p2p._daemon_listen_maddr, p2p._client_listen_maddr):
+        Path(address["unix"]).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

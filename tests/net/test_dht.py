@@ -333,7 +333,8 @@ from peer.net.dht import Dht
 async def main():
     dht = Dht(pathlib.Path(sys.argv[1]))
     await dht.start()
-    print(dht._node.pid, flush=True)
+    p2p = dht._node._p2p
+    print(dht._node.pid, p2p._daemon_listen_maddr["unix"], p2p._client_listen_maddr["unix"], flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -346,7 +347,8 @@ async def test_a_killed_daemon_leaves_no_p2pd_behind(tmp_path: Path, how: signal
     daemon = subprocess.Popen([sys.executable, "-c", DAEMON, tmp_path], stdout=subprocess.PIPE, text=True)
     assert daemon.stdout is not None
     with daemon, daemon.stdout:
-        child = int(await asyncio.to_thread(daemon.stdout.readline))
+        first, *sockets = (await asyncio.to_thread(daemon.stdout.readline)).split()
+        child = int(first)
         assert running(child)
         daemon.send_signal(how)
         await asyncio.to_thread(daemon.wait)
@@ -355,6 +357,8 @@ async def test_a_killed_daemon_leaves_no_p2pd_behind(tmp_path: Path, how: signal
             return not running(child)
 
         await eventually(gone)
+        for socket in sockets:  # which nobody is left to remove
+            Path(socket).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- bad input

@@ -117,31 +117,34 @@ async def test_a_full_server_turns_streams_away_and_takes_them_again_later() -> 
         await fourth.close()
 
 
-async def test_a_server_that_accepts_and_says_nothing_is_given_up_at_the_deadline() -> None:
-    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+@asynccontextmanager
+async def other_server(greeting: bytes) -> AsyncIterator[str]:
+    """Listen for one connection, which is greeted and then ignored until its end."""
+    ended = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
         while await reader.read(1000):
             pass
         writer.close()
-        await writer.wait_closed()
+        ended.set()
 
-    silent = await asyncio.start_server(listen, "127.0.0.1", 0)
-    port = silent.sockets[0].getsockname()[1]
-    with pytest.raises(Unreachable, match=r"did not answer within 0\.2 s"):
-        await Rpc().dial(f"127.0.0.1:{port}", 0.2)
-    silent.close()
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await ended.wait()
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_given_up_at_the_deadline() -> None:
+    async with other_server(b"") as address:
+        with pytest.raises(Unreachable, match=r"did not answer within 0\.2 s"):
+            await Rpc().dial(address, 0.2)
 
 
 async def test_a_server_of_another_kind_is_no_peer() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-
-    web = await asyncio.start_server(talk, "127.0.0.1", 0)
-    with pytest.raises(Unreachable):
-        await Rpc().dial(f"127.0.0.1:{web.sockets[0].getsockname()[1]}", S)
-    web.close()
+    async with other_server(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
+        with pytest.raises(Unreachable):
+            await Rpc().dial(address, S)
 
 
 async def test_ipv6_is_listened_on_where_there_is_any() -> None:

@@ -20,7 +20,7 @@ DEADLINE_S = 20.0
 async def eventually(condition: Callable[[], Awaitable[bool]], deadline_s: float = DEADLINE_S) -> None:
     """Wait until something is so; fails after the deadline."""
     async with asyncio.timeout(deadline_s):
-        while not await condition():  # noqa: ASYNC110, what is waited for happens elsewhere
+        while not await condition():
             await asyncio.sleep(0.02)
 
 

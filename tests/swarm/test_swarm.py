@@ -113,7 +113,7 @@ def test_a_swarm_trains_one_model_and_ends_with_one_json_object(tmp_path: Path) 
 
 
 def test_a_killed_peer_is_named_and_an_interrupt_still_gets_a_report(tmp_path: Path) -> None:
-    with running(tmp_path, "--peers", "2", "--rounds", "50") as swarm:
+    with running(tmp_path, "--peers", "2", "--rounds", "50", "--json") as swarm:
         homes = [Home(swarm.home / f"peer-{number}") for number in (1, 2)]
         until(lambda: all(checkpoint.newest(home.path) for home in homes), "a checkpoint of both")
         holder = homes[0].holder()
@@ -130,10 +130,9 @@ def test_a_killed_peer_is_named_and_an_interrupt_still_gets_a_report(tmp_path: P
         assert "peer 2 failed" not in swarm.errors()
         assert "bootstrap node" not in swarm.errors()
         assert str(swarm.home) in swarm.errors().splitlines()[-1]
-        rows = [line.split() for line in swarm.out().splitlines()]
-        heldout = {words[0]: float(words[5]) for words in rows if words and words[0] in ("1", "2")}
-        assert sorted(heldout) == ["1", "2"]
-        assert max(heldout.values()) < 5
+        found = json.loads(swarm.out())
+        assert (found["peers"], found["rounds"]) == (2, 50)
+        assert max(found["heldout_end"]) < 5 < found["heldout_start"]
         assert all(checkpoint.newest(home.path) for home in homes)
 
 
