@@ -84,10 +84,11 @@ def command(**flags: Any) -> None:
     there. A newcomer fetches the current state from another peer first.
     """
     config = Config.load(flags)
-    from peer.process import main  # torch and all: only now, so that --help and mistakes are quick
+    from peer.process import depart, main  # torch and all: only now, so that --help and mistakes are quick
 
     if config.json:
         main(config, say=Printer(sys.stderr).say, echo=Printer(sys.stdout).json)
     else:
         printer = Printer(sys.stdout)
         main(config, say=printer.say, echo=printer.event)
+    depart()

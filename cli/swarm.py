@@ -114,5 +114,5 @@ def command(
     for failure in report.failures:
         click.echo(failure, err=True)
     if not report.well:
-        click.echo(f"not every peer did all rounds; all that they left is in {home}", err=True)
+        click.echo(f"not every daemon came to its end; all that they left is in {home}", err=True)
         sys.exit(1)

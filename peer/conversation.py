@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 
 from peer.boundary import Boundary
-from peer.core.exchange import Callee, Caller
+from peer.core.exchange import Callee, Caller, Phase
 from peer.core.gossip import Outer, exchanged
 from peer.core.state import State
 from peer.errors import ProtocolError, Unreachable
@@ -48,7 +48,14 @@ class Conversation:
                 if left_s <= 0:
                     self._exchange.lost("silent", f"nothing moved for {self._silence_s:.0f} s")
                     break
-                await asyncio.wait({speaking}, timeout=left_s)
+                if self._exchange.ended and self._exchange.phase is not Phase.APPLIED:
+                    # a word of farewell, if it can be said at once; training may be far from a step boundary
+                    await asyncio.wait({speaking}, timeout=FAREWELL_S)
+                    break
+                await asyncio.wait({speaking, listening}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if listening.done():
+                    listening.result()
+                    await asyncio.wait({speaking}, timeout=FAREWELL_S)
         except asyncio.CancelledError:
             with suppress(Unreachable):
                 await self._stream.send(self._exchange.abort("stopping", "this peer is stopping"), FAREWELL_S)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -45,6 +45,8 @@ FAREWELL_S = 4.0
 BOUNDARY_S = 600.0
 CHECKPOINT_SHARE = 0.05
 """Saving takes at most this share of the time, so large models on slow disks are not saved every round."""
+
+T = TypeVar("T")
 
 Say = Callable[[str], None]
 """Tells the user one line."""
@@ -112,7 +114,7 @@ class Daemon:
         return end
 
     async def _begin(self) -> Loaded:
-        loaded = await asyncio.to_thread(load, self._config, self._run, self._home, self._say)
+        loaded = await _aside("loading", lambda: load(self._config, self._run, self._home, self._say))
         how = await self._find_state(loaded)
         self._events.write(self._start(loaded, how))
         return loaded
@@ -131,7 +133,7 @@ class Daemon:
             trainer,
             self._account,
         )
-        training = asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1, "training"), self._work, trainer)
+        training = _aside("training", lambda: self._work(trainer))
         beside: list[asyncio.Future[Any]] = [
             asyncio.create_task(self._roster.run(lambda: (trainer.round, trainer.state.cursor.shard))),
             asyncio.create_task(meetings.run()),
@@ -325,6 +327,14 @@ class Daemon:
             **asdict(self._account.counts),
             stall_s=self._boundary.take_stall_s(),
         )
+
+
+def _aside(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run work in a thread of its own, which nobody waits for when the loop ends."""
+    executor = ThreadPoolExecutor(1, name)
+    future = asyncio.get_running_loop().run_in_executor(executor, work)
+    executor.shutdown(wait=False)
+    return future
 
 
 def _refusal(reason: str, detail: str) -> Message:

@@ -28,7 +28,7 @@ from peer.errors import ProtocolError, Unreachable
 from peer.events import Meeting
 from peer.manifest import Manifest
 from peer.net.base import Network, Stream
-from peer.roster import Roster
+from peer.roster import REFRESH_S, Roster
 from peer.wire.peer_pb2 import Answer, Inquiry, Message, Offer, Outcome
 
 PROTOCOL = 1
@@ -40,6 +40,8 @@ IDLE_S = 0.25
 REMEMBERED_MEETINGS = 256
 REMEMBERED_NORMS = 64
 INQUIRIES = 3
+RECORD_AGE_S = 2 * REFRESH_S
+"""A record is read and renewed every REFRESH_S; the round in it is at most this old."""
 
 
 class Pace(Protocol):
@@ -56,6 +58,10 @@ class Pace(Protocol):
     @property
     def step_s(self) -> float:
         """How long an inner step takes."""
+
+    @property
+    def round_s(self) -> float:
+        """How long the last round took, 0 before there was one."""
 
 
 @dataclass
@@ -118,7 +124,7 @@ class Meetings:
                 self._roster.members,
                 self._peer_id,
                 self._pace.round,
-                self._run.exchange.max_lag,
+                self._run.exchange.max_lag + self._rounds_since_records(),
                 self._account.ledger,
                 time.time(),
                 self._random,
@@ -350,6 +356,10 @@ class Meetings:
         met = self._met[1] if self._met[0] == self._pace.round else 0
         wanted = self._run.exchange.meetings
         return met < wanted and self._pace.fraction >= (met + 0.5) / wanted
+
+    def _rounds_since_records(self) -> int:
+        """How many rounds partners may have done since their records were read; whether they are too far they say."""
+        return int(RECORD_AGE_S / self._pace.round_s) if self._pace.round_s else 0
 
     def _patience_ms(self) -> int:
         """How long this peer may be silent while it waits for a step boundary."""

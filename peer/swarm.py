@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from peer import checkpoint
 from peer.core.state import Tensors
 from peer.crew import GRACE_S, Child, Crew, Interrupts
@@ -32,8 +34,9 @@ MOST_PEERS = 256
 LOOPBACK = "127.0.0.1"
 BOOTSTRAP_S = 60.0
 TICK_S = 0.2
-STARTING_PER_CORE = 2
-"""Daemons that may come up at once: their imports and their DHT nodes take all of a core, and too many time out."""
+STARTING_PER_CORE = 4
+"""Daemons that may come up at once. Fewer would let the first ones finish a short run before the last ones begin; more
+would keep their DHT nodes waiting for a core until they time out."""
 
 _ADDRESS = re.compile(r"--bootstrap (/\S+)")
 
@@ -80,11 +83,13 @@ def swarm(run: Manifest, peers: int, folder: Path, watch: Watch) -> Report:
     _prepare(folder, run)
     began = time.monotonic()
     places = [Place(number, folder) for number in range(1, peers + 1)]
-    with Interrupts() as interrupts, Crew(folder, max(1, _cores() // peers)) as crew:
+    threads = max(1, _cores() // peers)
+    with Interrupts() as interrupts, Crew(folder, threads) as crew:
         bootstrap = crew.start("bootstrap", "bootstrap", "--port", "0", "--announce", LOOPBACK)
         address = _address(bootstrap, interrupts)
         _train(crew, places, address, interrupts, watch)
         failures = [failure for failure in (*map(_failure, places), _end(crew, bootstrap)) if failure]
+    torch.set_num_threads(threads)  # more may be in the way of other programs, and then take many times as long
     found = assess(run, texts.heldout, _weights(run, places), choose_device("auto"))
     rows = tuple(place.row for place in places)
     return Report(run.rounds, rows, found, time.monotonic() - began, tuple(failures))

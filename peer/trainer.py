@@ -75,7 +75,7 @@ def optimizer_for(inner: Inner, weights: Tensors) -> torch.optim.Optimizer:
 class Trainer:
     """One peer's training, a step at a time.
 
-    step_s: how long the last inner step took, in seconds. still: whoever holds it finds State at a step boundary.
+    step_s, round_s: how long the last inner step and the last round took, in seconds, 0 before there was one. still: whoever holds it finds State at a step boundary.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Trainer:
         self._abandon = False
         self.still = RLock()
         self.step_s = 0.0
+        self.round_s = 0.0
 
     def adopt(self, state: State) -> None:
         """Continue from another State (a checkpoint, a donor's): copy its tensors into the live ones."""
@@ -200,6 +201,7 @@ class Trainer:
         with self.still:
             drift = outer_step(self.run.outer, self.state)
         self.begin_round()
+        self.round_s = seconds
         tokens = steps * self.run.data.batch * self.run.data.sequence_length
         return Tally(steps, mean_loss, lr, tokens, seconds, drift)
 

@@ -38,6 +38,7 @@ class Walk:
     round: int = 0
     fraction: float = 0.99
     step_s: float = 0.01
+    round_s: float = 0.0
 
 
 class Peer:

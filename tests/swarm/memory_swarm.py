@@ -23,6 +23,8 @@ def tiny_run(**changes: object) -> Manifest:
     run = Manifest.preset("gpt-nano")
     run = replace(run, config=run.config | {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32})
     run = replace(run, rounds=6, local_steps=4, data=replace(run.data, sequence_length=32, batch=4))
+    # its rounds are far shorter than the time for which a record is believed
+    run = replace(run, exchange=replace(run.exchange, max_lag=1000))
     return replace(run, **changes)
 
 

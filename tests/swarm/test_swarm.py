@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from peer import checkpoint
+from peer import checkpoint, tail
 from peer.home import Home
 
 pytestmark = pytest.mark.slow
@@ -133,6 +133,11 @@ def test_a_killed_peer_is_named_and_an_interrupt_still_gets_a_report(tmp_path: P
         found = json.loads(swarm.out())
         assert (found["peers"], found["rounds"]) == (2, 50)
         assert max(found["heldout_end"]) < 5 < found["heldout_start"]
+        happened = [event for home in homes for event in tail.read(home.events)]
+        called = [event for event in happened if event["event"] == "meeting" and event["role"] == "caller"]
+        skipped = [event for event in happened if event["event"] == "skip" and event["partner"] is not None]
+        assert found["meetings"] == len(called)
+        assert sum(found["skipped"].values()) == len(skipped)
         assert all(checkpoint.newest(home.path) for home in homes)
 
 
