@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from peer.account import Account
+from peer.account import PASSING, Account
 from peer.boundary import Boundary
 from peer.conversation import Conversation
 from peer.core.admit import Standing, admit_correction, admit_offer
@@ -294,7 +294,7 @@ class Meetings:
             return
         doubted = exchange.phase is Phase.DOUBTED
         decision = Decision(False, "in-doubt" if doubted else exchange.reason or "lost", exchange.detail)
-        if exchange.phase is Phase.DECLINED:
+        if exchange.phase is Phase.DECLINED or decision.reason in PASSING:
             self._account.declined(talk.partner, decision)
         else:
             self._account.failed(talk.partner, decision, sent, received)

@@ -75,7 +75,8 @@ def optimizer_for(inner: Inner, weights: Tensors) -> torch.optim.Optimizer:
 class Trainer:
     """One peer's training, a step at a time.
 
-    step_s, round_s: how long the last inner step and the last round took, in seconds, 0 before there was one. still: whoever holds it finds State at a step boundary.
+    step_s, round_s: how long the last inner step and the last round took, in seconds, 0 before there was one.
+    still: whoever holds it finds State at a step boundary.
     """
 
     def __init__(

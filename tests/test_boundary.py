@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,11 @@ STATE = State({}, {}, {}, round=7)
 
 async def test_jobs_run_only_when_training_serves_them_and_in_order() -> None:
     boundary, seen = Boundary(), []
-    futures = [boundary.post(lambda state, i=i: seen.append((i, state.round))) for i in range(3)]
+
+    def note(number: int, state: State) -> None:
+        seen.append((number, state.round))
+
+    futures = [boundary.post(partial(note, number)) for number in range(3)]
     assert not seen
     assert not any(future.done() for future in futures)
     boundary.serve(STATE)

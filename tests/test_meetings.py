@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +82,7 @@ def _seeded(name: str) -> torch.Generator:
 
 
 @asynccontextmanager
-async def pair(folder: Path, calls: str = "ann", **other: object) -> AsyncIterator[tuple[Peer, Peer]]:
+async def pair(folder: Path, calls: str = "ann", **other: Any) -> AsyncIterator[tuple[Peer, Peer]]:
     """Ann and Ben, alive and known to each other; those named in `calls` ask for meetings."""
     hub = Hub()
     peers = (Peer(hub, "ann", folder), Peer(hub, "ben", folder, **other))
@@ -101,6 +103,10 @@ async def pair(folder: Path, calls: str = "ann", **other: object) -> AsyncIterat
         await asyncio.gather(*tasks, return_exceptions=True)
         for peer in peers:
             await peer.network.close()
+
+
+def has_met(peer: Peer, times: int) -> bool:
+    return peer.account.counts.meetings >= times
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -136,7 +142,7 @@ async def test_meetings_are_spread_over_the_round_and_no_more_than_the_run_has(t
         assert ann.account.counts.meetings == 0
         for done in range(1, RUN.exchange.meetings + 1):
             ann.pace.fraction = (done - 0.49) / RUN.exchange.meetings
-            await until(lambda done=done: ann.account.counts.meetings == done)
+            await until(partial(has_met, ann, done))
         ann.pace.fraction = 1.0
         await asyncio.sleep(0.2)
         assert ann.account.counts.meetings == RUN.exchange.meetings
@@ -149,14 +155,15 @@ async def test_offers_that_cross_end_in_meetings_and_never_in_a_deadlock(tmp_pat
         mean = total(ann, ben)
         for round in range(5):
             ann.pace.round = ben.pace.round = round
-            await until(lambda: min(p.account.counts.meetings for p in (ann, ben)) >= (round + 1) * 4)  # noqa: B023
+            await until(partial(has_met, ann, (round + 1) * RUN.exchange.meetings))
+            await until(partial(has_met, ben, (round + 1) * RUN.exchange.meetings))
         assert ann.account.counts.failed == ben.account.counts.failed == 0
         await until(lambda: torch.allclose(total(ann, ben), mean, atol=1e-4))
 
 
 @pytest.mark.parametrize("reason", ["origin", "lag", "weight"])
 async def test_a_refused_offer_is_counted_on_both_sides_with_its_reason(tmp_path: Path, reason: str) -> None:
-    other: dict[str, object] = {"origin": "other"} if reason == "origin" else {}
+    other: dict[str, Any] = {"origin": "other"} if reason == "origin" else {}
     async with pair(tmp_path, **other) as (ann, ben):
         if reason == "lag":
             ben.pace.round = RUN.exchange.max_lag + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ CPU = torch.device("cpu")
 TINY = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 16}
 
 
-def tiny(form: Form = Form.OWN, eta: float = 1.0, gamma: float = 0.7, **changes: object) -> Manifest:
+def tiny(form: Form = Form.OWN, eta: float = 1.0, gamma: float = 0.7, **changes: Any) -> Manifest:
     run = Manifest.preset("gpt-nano")
     run = replace(run, config=run.config | TINY, rounds=4, local_steps=3, round_seconds=None)
     data = replace(run.data, shards=4, sequence_length=16, batch=4)

@@ -89,6 +89,7 @@ class Inbox:
         self._end = sum(sizes)
         self._index = 0
         self._part = bytearray()
+        self._filled = 0
         self._skip_empty()
 
     @property
@@ -110,12 +111,15 @@ class Inbox:
         self._offset += len(payload)
         view = memoryview(payload)
         while view:
-            piece = view[: self._sizes[self._index] - len(self._part)]
-            self._part += piece
+            if not self._filled:
+                self._part = bytearray(self._sizes[self._index])
+            piece = view[: len(self._part) - self._filled]
+            self._part[self._filled : self._filled + len(piece)] = piece
+            self._filled += len(piece)
             view = view[len(piece) :]
-            if len(self._part) == self._sizes[self._index]:
+            if self._filled == len(self._part):
                 self.ready.append((self._index, self._part))
-                self._part = bytearray()
+                self._filled = 0
                 self._index += 1
                 self._skip_empty()
 
@@ -130,23 +134,26 @@ class Outbox:
     def __init__(self, leg: int) -> None:
         self.leg = leg
         self._offset = 0
-        self._buffer = bytearray()
+        self._rest = bytearray()
 
-    def put(self, part: bytes) -> Iterator[Message]:
+    def put(self, part: bytes | bytearray) -> Iterator[Message]:
         """Add a part; yield the frames that are full."""
-        self._buffer += part
-        full = len(self._buffer) - len(self._buffer) % FRAME_BYTES
-        if full:
-            view = memoryview(self._buffer)
-            for start in range(0, full, FRAME_BYTES):
-                yield self._frame(bytes(view[start : start + FRAME_BYTES]))
-            view.release()
-            del self._buffer[:full]
+        view = memoryview(part)
+        if self._rest:
+            missing = FRAME_BYTES - len(self._rest)
+            self._rest += view[:missing]
+            view = view[missing:]
+            if len(self._rest) == FRAME_BYTES:
+                yield from self.flush()
+        while len(view) >= FRAME_BYTES:
+            yield self._frame(bytes(view[:FRAME_BYTES]))
+            view = view[FRAME_BYTES:]
+        self._rest += view
 
     def flush(self) -> Iterator[Message]:
         """Yield what is left as one frame."""
-        if self._buffer:
-            rest, self._buffer = bytes(self._buffer), bytearray()
+        if self._rest:
+            rest, self._rest = bytes(self._rest), bytearray()
             yield self._frame(rest)
 
     def _frame(self, payload: bytes) -> Message:
@@ -173,6 +180,7 @@ class Exchange:
         self._codec = codec
         self._admit = admit
         self._changes: dict[int, Change] = {}
+        self._squares = 0.0
 
     @property
     def ended(self) -> bool:
@@ -240,7 +248,7 @@ class Exchange:
         """Raise `ProtocolError` unless every change is there and together they are in proportion."""
         if len(self._changes) < len(self._parts):
             raise ProtocolError("truncated", f"{len(self._changes)} of {len(self._parts)} tensors arrived")
-        decision = self._admit(math.sqrt(sum(change.squared_norm() for change in self._changes.values())))
+        decision = self._admit(math.sqrt(self._squares))
         if not decision:
             raise ProtocolError(decision.reason, decision.detail)
 
@@ -248,6 +256,10 @@ class Exchange:
         # once Commit is out the partner may have applied, whatever we think of what it says now
         if not self.ended:
             self._end(Cue.LOST if self.phase is Phase.SETTLING else Cue.ABORT, reason, detail)
+
+    def _keep(self, index: int, change: Change) -> None:
+        self._squares += change.squared_norm()
+        self._changes[index] = change
 
     def _end(self, cue: Cue, reason: str, detail: str) -> None:
         self._step(cue)
@@ -280,7 +292,8 @@ class Caller(Exchange):
         while self._replies.ready and self.phase is Phase.PROBING:
             index, payload = self._replies.ready.pop(0)
             part = self._parts[index]
-            sent, self._changes[index] = codecs.answer(part, self._codec, read(part.name), payload)
+            sent, change = codecs.answer(part, self._codec, read(part.name), payload)
+            self._keep(index, change)
             out += self._answers.put(sent)
         out += self._answers.flush()
         while self.phase is Phase.PROBING and self._probed < len(self._parts) and budget_bytes > 0:
@@ -325,7 +338,7 @@ class Callee(Exchange):
             if part.leg_bytes[2]:
                 self._left[index] = left
             else:
-                self._changes[index] = codecs.settle(part, self._codec, left, bytearray())
+                self._keep(index, codecs.settle(part, self._codec, left, bytearray()))
             budget_bytes -= len(sent)
             out += self._replies.put(sent)
         return out + list(self._replies.flush())
@@ -338,5 +351,5 @@ class Callee(Exchange):
         for index, payload in self._answers.ready:
             if index not in self._left:
                 raise ProtocolError("malformed", "a difference arrived before the factor it answers was sent")
-            self._changes[index] = codecs.settle(self._parts[index], self._codec, self._left.pop(index), payload)
+            self._keep(index, codecs.settle(self._parts[index], self._codec, self._left.pop(index), payload))
         self._answers.ready.clear()

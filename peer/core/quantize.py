@@ -31,6 +31,16 @@ class Format(Enum):
     INT4 = "int4"
 
 
+CHUNK = 2**18
+"""Numbers that are encoded or decoded at once; a multiple of `BLOCK`."""
+
+_DTYPE = {
+    Format.FP32: torch.float32,
+    Format.BF16: torch.bfloat16,
+    Format.INT16: torch.int16,
+    Format.INT8: torch.int8,
+}
+_WIDTH = {Format.FP32: 4, Format.BF16: 2, Format.INT16: 2, Format.INT8: 1}
 _LEVELS = {Format.INT16: 32767, Format.INT8: 127, Format.INT4: 7}
 
 
@@ -46,25 +56,20 @@ def encoded_bytes(form: Format, count: int) -> int:
     return scales + (count if form is Format.INT8 else -(-count // 2))
 
 
-def encode(x: Tensor, form: Format) -> bytes:
-    """Encode a tensor of any shape, dtype and device, row by row; raises `ProtocolError` when it is not finite."""
-    flat = x.detach().reshape(-1).float()
-    if form in (Format.FP32, Format.BF16):
-        if not bool(torch.isfinite(flat).all()):
-            raise ProtocolError("non-finite", "this peer's own weights are not finite")
-        return _raw(flat if form is Format.FP32 else flat.bfloat16())
-    levels, count = _LEVELS[form], flat.numel()
-    blocks = torch.nn.functional.pad(flat, (0, -count % BLOCK)).view(-1, BLOCK)
-    # one part in 128 above what is needed, so that rounding the scale to bfloat16 never clips the largest number
-    scales = (blocks.abs().amax(1, keepdim=True) * ((1 + 2**-7) / levels)).bfloat16()
-    wide = scales.float()
-    if not bool(torch.isfinite(wide).all()):
-        raise ProtocolError("non-finite", "this peer's own weights are not finite")
-    steps = torch.where(wide > 0, blocks / wide, 0).round_().clamp_(-levels, levels).view(-1)[:count]
-    if form is Format.INT4:
-        nibbles = torch.nn.functional.pad((steps + 8).to(torch.uint8), (0, count % 2))
-        return _raw(scales) + _raw(nibbles[0::2] | (nibbles[1::2] << 4))
-    return _raw(scales) + _raw(steps.to(torch.int16 if form is Format.INT16 else torch.int8))
+def encode(x: Tensor, form: Format) -> bytearray:
+    """Encode a tensor of any shape, dtype and device, row by row; raises `ProtocolError` when it is not finite.
+
+    Needs little memory beside the result: the numbers are taken a chunk at a time, which is also what fits a cache.
+    """
+    flat, out = x.detach().reshape(-1), bytearray(encoded_bytes(form, x.numel()))
+    for first in range(0, flat.numel(), CHUNK):
+        chunk = flat[first : first + CHUNK].float()
+        if form in _LEVELS:
+            _encode_blocks(chunk, form, out, first, flat.numel())
+        else:
+            _check_finite(chunk, "this peer's own weights are not finite")
+            _place(out, first * _WIDTH[form], chunk, _DTYPE[form])
+    return out
 
 
 def decode(payload: bytearray | memoryview, form: Format, shape: tuple[int, ...]) -> Tensor:
@@ -75,28 +80,54 @@ def decode(payload: bytearray | memoryview, form: Format, shape: tuple[int, ...]
     count = prod(shape)
     if len(payload) != encoded_bytes(form, count):
         raise ProtocolError("malformed", f"{len(payload)} bytes where {encoded_bytes(form, count)} encode {shape}")
-    if form in (Format.FP32, Format.BF16):
-        numbers = torch.frombuffer(payload, dtype=torch.float32 if form is Format.FP32 else torch.bfloat16).float()
-        _check_finite(numbers)
+    if not count:
+        return torch.zeros(shape)
+    if form not in _LEVELS:
+        numbers = torch.frombuffer(payload, dtype=_DTYPE[form]).float()
+        _check_finite(numbers, "the partner sent numbers that are not finite")
         return numbers.view(shape)
-    split = 2 * -(-count // BLOCK)
-    scales = torch.frombuffer(payload, dtype=torch.bfloat16, count=split // 2).float()
-    _check_finite(scales)
+    scales = torch.frombuffer(payload, dtype=torch.bfloat16, count=-(-count // BLOCK)).float()
+    _check_finite(scales, "the partner sent numbers that are not finite")
+    out = torch.empty(count)
+    for first in range(0, count, CHUNK):
+        size = min(CHUNK, count - first)
+        steps = torch.nn.functional.pad(_steps(payload, form, first, size, count), (0, -size % BLOCK)).view(-1, BLOCK)
+        steps.mul_(scales[first // BLOCK : first // BLOCK + len(steps), None])
+        out[first : first + size] = steps.view(-1)[:size]
+    return out.view(shape)
+
+
+def _encode_blocks(chunk: Tensor, form: Format, out: bytearray, first: int, count: int) -> None:
+    levels, size, split = _LEVELS[form], chunk.numel(), 2 * -(-count // BLOCK)
+    blocks = torch.nn.functional.pad(chunk, (0, -size % BLOCK)).view(-1, BLOCK)
+    # one part in 128 above what is needed, so that rounding the scale to bfloat16 never clips the largest number
+    scales = (blocks.abs().amax(1) * ((1 + 2**-7) / levels)).bfloat16()
+    wide = scales.float()[:, None]
+    _check_finite(wide, "this peer's own weights are not finite")
+    steps = torch.where(wide > 0, blocks / wide, 0).round_().clamp_(-levels, levels).view(-1)[:size]
+    _place(out, 2 * (first // BLOCK), scales, torch.bfloat16)
     if form is Format.INT4:
-        packed = torch.frombuffer(payload, dtype=torch.uint8, offset=split)
-        steps = torch.stack((packed & 15, packed >> 4), 1).view(-1)[:count].float() - 8
+        nibbles = torch.nn.functional.pad((steps + 8).to(torch.uint8), (0, size % 2))
+        _place(out, split + first // 2, nibbles[0::2] | (nibbles[1::2] << 4), torch.uint8)
     else:
-        dtype = torch.int16 if form is Format.INT16 else torch.int8
-        steps = torch.frombuffer(payload, dtype=dtype, offset=split).float()
-    padded = torch.nn.functional.pad(steps, (0, -count % BLOCK)).view(-1, BLOCK)
-    return (padded * scales[:, None]).view(-1)[:count].view(shape)
+        _place(out, split + first * _WIDTH[form], steps, _DTYPE[form])
 
 
-def _raw(x: Tensor) -> bytes:
-    flat = x.contiguous().cpu()
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+def _steps(payload: bytearray | memoryview, form: Format, first: int, size: int, count: int) -> Tensor:
+    """Return the integers from `first` on, as float32."""
+    split = 2 * -(-count // BLOCK)
+    if form is Format.INT4:
+        packed = torch.frombuffer(payload, dtype=torch.uint8, offset=split + first // 2, count=-(-size // 2))
+        return torch.stack((packed & 15, packed >> 4), 1).view(-1)[:size].float() - 8
+    offset = split + first * _WIDTH[form]
+    return torch.frombuffer(payload, dtype=_DTYPE[form], offset=offset, count=size).float()
 
 
-def _check_finite(numbers: Tensor) -> None:
-    if not bool(torch.isfinite(numbers).all()):
-        raise ProtocolError("non-finite", "the partner sent numbers that are not finite")
+def _place(out: bytearray, offset: int, numbers: Tensor, dtype: torch.dtype) -> None:
+    torch.frombuffer(out, dtype=dtype, offset=offset, count=numbers.numel()).copy_(numbers)
+
+
+def _check_finite(numbers: Tensor, complaint: str) -> None:
+    low, high = torch.aminmax(numbers)  # which passes NaN on
+    if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
+        raise ProtocolError("non-finite", complaint)

@@ -19,8 +19,13 @@ class Stream(Protocol):
     Every call has a deadline and raises `Unreachable` when the other side is lost or silent past it.
     """
 
-    sent_bytes: int
-    received_bytes: int
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the messages sent so far."""
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of the messages received so far."""
 
     async def send(self, message: Message, timeout_s: float) -> None:
         """Hand one message over; returns once the transport took it (which is how back-pressure is felt)."""

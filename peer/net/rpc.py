@@ -85,6 +85,7 @@ class _Stream:
         if data is _EOF:
             await self._ended()
             return None
+        self._reading = asyncio.create_task(self._call.read())  # the next one comes in while this one is dealt with
         self.received_bytes += len(data)
         try:
             return Message.FromString(data)
@@ -97,10 +98,12 @@ class _Stream:
     async def _outcome(self, task: asyncio.Task[Any], timeout_s: float, verb: str) -> Any:
         if not self._closed:
             await asyncio.wait((task, self._lost), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if self._closed or task.cancelled():
+        if self._closed:
             raise Unreachable(_CLOSED)
         if self._lost.done():
             raise Unreachable(self._lost.result())
+        if task.cancelled():
+            raise Unreachable(_CLOSED)
         if not task.done():
             raise Unreachable(f"the other side {verb} nothing for {timeout_s:g} s")
         try:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from peer.core.codec import Correction, parse, parts, start_basis
 from peer.core.decision import Decision
@@ -63,7 +62,7 @@ class Pair:
         while moved:
             moved = False
             for me, other, x in self.sides():
-                pending = me.advance(lambda name, x=x: x[name], budget) if me.due else []
+                pending = me.advance(x.__getitem__, budget) if me.due else []
                 while pending:
                     moved = True
                     arriving = tamper(number, pending.pop(0))
@@ -228,7 +227,8 @@ BROKEN: dict[str, tuple[Tamper, set[str]]] = {
 @pytest.mark.parametrize("leg", [1, 2, 3])
 def test_a_frame_that_breaks_the_rules_aborts_the_exchange_with_the_reason(kind: str, leg: int) -> None:
     tamper, reasons = BROKEN[kind]
-    pair, done = Pair("rank4-int8"), []
+    pair = Pair("rank4-int8")
+    done: list[int] = []
 
     def once(number: int, message: Message) -> list[Message]:
         if message.HasField("frame") and message.frame.leg == leg and not done:
@@ -244,7 +244,8 @@ def test_a_frame_that_breaks_the_rules_aborts_the_exchange_with_the_reason(kind:
 
 def test_a_missing_frame_is_noticed_at_the_next_one_or_at_commit() -> None:
     for leg in (1, 2, 3):
-        pair, dropped = Pair("rank4-int8"), []
+        pair = Pair("rank4-int8")
+        dropped: list[int] = []
 
         def drop(number: int, message: Message, leg: int = leg, dropped: list[int] = dropped) -> list[Message]:
             if message.HasField("frame") and message.frame.leg == leg and not dropped:

@@ -247,15 +247,13 @@ async def test_a_caller_that_is_still_sending_hears_the_callees_last_word(pair: 
     b.serve = refuse
     stream = await a.dial(b)
 
-    async def send() -> None:
-        for number in range(1000):
+    for number in range(40):
+        try:
             await stream.send(note(number, 100_000), S)
-
-    sending = asyncio.create_task(send())
+        except Unreachable:
+            break
+        await asyncio.sleep(0.005)
     assert await stream.receive(S) == abort
-    sending.cancel()
-    await asyncio.wait({sending})
-    assert sending.cancelled() or isinstance(sending.exception(), Unreachable)
     await stream.close()
 
 

@@ -96,6 +96,26 @@ async def test_a_stranger_cannot_send_what_is_too_large() -> None:
             await call.read()
 
 
+async def test_a_caller_that_vanishes_is_never_taken_for_one_that_has_ended() -> None:
+    """A race inside grpc, so many times: in about one of fifty the end of the messages comes before the bad news."""
+    ends: asyncio.Queue[Message | str | None] = asyncio.Queue()
+
+    async def listen(stream: Stream) -> None:
+        await ends.put(await stream.receive(S))
+        try:
+            await ends.put(await stream.receive(S))
+        except Unreachable as error:
+            await ends.put(str(error))
+
+    async with up(listen) as rpc:
+        for _ in range(100):
+            async with stranger(rpc) as call:
+                await call.write(HELLO.SerializeToString())
+                assert await ends.get() == HELLO
+                call.cancel()
+                assert await ends.get() == "the other side went away"
+
+
 async def exchange(stream: Stream, message: Message) -> Message | None:
     await stream.send(message, S)
     return await stream.receive(S)
@@ -119,20 +139,19 @@ async def test_a_full_server_turns_streams_away_and_takes_them_again_later() -> 
 
 @asynccontextmanager
 async def other_server(greeting: bytes) -> AsyncIterator[str]:
-    """Listen for one connection, which is greeted and then ignored until its end."""
-    ended = asyncio.Event()
+    """Listen for one connection, which is greeted and then ignored."""
+    leave, left = asyncio.Event(), asyncio.Event()
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting)
-        while await reader.read(1000):
-            pass
+        await leave.wait()
         writer.close()
-        ended.set()
+        left.set()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    async with server:
+    async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        await ended.wait()
+        leave.set()
+        await left.wait()
 
 
 async def test_a_server_that_accepts_and_says_nothing_is_given_up_at_the_deadline() -> None:

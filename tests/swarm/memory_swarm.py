@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from peer import tail
 from peer.config import Config
@@ -18,7 +19,7 @@ from peer.net.memory import Hub, MemoryNetwork
 DEADLINE_S = 90.0
 
 
-def tiny_run(**changes: object) -> Manifest:
+def tiny_run(**changes: Any) -> Manifest:
     """Return a run that takes seconds: one layer, 16 wide, three inner steps a round."""
     run = Manifest.preset("gpt-nano")
     run = replace(run, config=run.config | {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32})
@@ -37,7 +38,7 @@ class Swarm:
         self.lives: dict[str, asyncio.Task[Stop]] = {}
         self.words: list[str] = []
 
-    def join(self, name: str, run: Manifest | None = None, **settings: object) -> asyncio.Task[Stop]:
+    def join(self, name: str, run: Manifest | None = None, **settings: Any) -> asyncio.Task[Stop]:
         """Start a daemon; the task returns how it ended."""
         home = Home(self.folder / name)
         home.create()
