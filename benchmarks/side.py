@@ -12,7 +12,6 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,7 +26,6 @@ from peer.boundary import Boundary
 from peer.conversation import Conversation
 from peer.core.admit import admit_correction
 from peer.core.codec import Basis, next_basis, parse, parts, start_basis
-from peer.core.decision import Decision
 from peer.core.exchange import Callee, Caller, Phase
 from peer.core.gossip import Outer, pair_weight
 from peer.core.state import State
@@ -78,7 +76,6 @@ class Side:
         )
         self._spec = ""
         self._basis: Basis = {}
-        self._norms: deque[float] = deque(maxlen=64)
         self._boundary = Boundary()
         self._stopping = False
         self._met: asyncio.Future[Met]
@@ -115,7 +112,6 @@ class Side:
             self._codec = parse(spec)
             self._parts = parts(self._shapes, self._codec)
             self._basis = start_basis(self._parts, torch.Generator().manual_seed(0))
-            self._norms.clear()
         for index, (name, shape) in enumerate(self._shapes.items()):
             ours = draw(shape, index)[0 if self._calls else 1]
             self._state.weights[name].copy_(ours)
@@ -170,7 +166,7 @@ class Side:
 
     async def _call(self, address: str) -> Met:
         began_s = time.monotonic()
-        exchange = Caller(self._parts, self._codec, self._basis, self._admit)
+        exchange = Caller(self._parts, self._codec, self._basis, admit_correction)
         stream = await self._rpc.dial(address, DEADLINE_S)
         try:
             await stream.send(Message(offer=self._offer()), DEADLINE_S)
@@ -187,7 +183,7 @@ class Side:
             message = await stream.receive(DEADLINE_S)
             if message is None or not message.HasField("offer"):
                 raise Unreachable("the caller made no offer")
-            exchange = Callee(self._parts, self._codec, self._admit)
+            exchange = Callee(self._parts, self._codec, admit_correction)
             await stream.send(Message(answer=Answer(accepted=True, peer_id="callee")), DEADLINE_S)
             self._met.set_result(await self._converse(exchange, stream, message.offer.weight, time.monotonic()))
         except PeerError as error:
@@ -211,11 +207,6 @@ class Side:
     def _offer(self) -> Offer:
         weight = pair_weight(OUTER.alpha)
         return Offer(protocol=1, peer_id="caller", meeting_id=os.urandom(16), codec=self._spec, weight=weight)
-
-    def _admit(self, norm: float) -> Decision:
-        decision = admit_correction(norm, True, self._norms)
-        self._norms.append(norm)
-        return decision
 
     def _train(self) -> None:
         while not self._stopping:

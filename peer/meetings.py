@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,7 +38,6 @@ SILENCE_S = 15.0
 TICK_S = 0.05
 IDLE_S = 0.25
 REMEMBERED_MEETINGS = 256
-REMEMBERED_NORMS = 64
 INQUIRIES = 3
 RECORD_AGE_S = 2 * REFRESH_S
 """A record is read and renewed every REFRESH_S; the round in it is at most this old."""
@@ -105,7 +104,6 @@ class Meetings:
         self._weight = pair_weight(run.outer.alpha)
         self._random = random.Random(peer_id)
         self._basis = start_basis(self._parts, torch.Generator().manual_seed(self._random.getrandbits(63)))
-        self._norms: deque[float] = deque(maxlen=REMEMBERED_NORMS)
         self._talk: _Talk | None = None
         self._free = asyncio.Event()
         self._free.set()
@@ -168,7 +166,7 @@ class Meetings:
             "callee",
             offer.peer_id,
             offer.meeting_id,
-            Callee(self._parts, self._codec, self._admit),
+            Callee(self._parts, self._codec, admit_correction),
             time.monotonic(),
             offer.round,
             offer.patience_ms,
@@ -198,7 +196,7 @@ class Meetings:
 
     async def _ask(self, partner: Member) -> None:
         """Offer a meeting to one partner, and hold it if the partner accepts."""
-        exchange = Caller(self._parts, self._codec, self._basis, self._admit)
+        exchange = Caller(self._parts, self._codec, self._basis, admit_correction)
         talk = _Talk("caller", partner.peer_id, os.urandom(16), exchange, time.monotonic())
         try:
             talk.stream = await self._network.dial(partner.addresses[0], DIAL_S)
@@ -343,11 +341,6 @@ class Meetings:
         decision = admit_offer(offer, mine, self._talk is not None, self._offering_to)
         if decision and offer.weight != self._weight:
             return Decision(False, "weight", f"the offer has weight {offer.weight:g}, the run has {self._weight:g}")
-        return decision
-
-    def _admit(self, norm: float) -> Decision:
-        decision = admit_correction(norm, True, self._norms)
-        self._norms.append(norm)
         return decision
 
     def _due(self) -> bool:

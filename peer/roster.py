@@ -56,6 +56,8 @@ class Roster:
             await self.refresh()
             for _ in range(int(REFRESH_S / TICK_S)):
                 await asyncio.sleep(TICK_S)
+                if not self.members:  # nobody yet: look again soon
+                    await self.refresh()
                 if standing() != said:  # newcomers and partners go by the round that they read
                     said = standing()
                     await self.publish(*said)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from peer.core.decision import ALLOWED, Decision
 from peer.wire.peer_pb2 import Offer
@@ -14,8 +12,6 @@ LONGEST_ID = 128
 MEETING_ID_BYTES = 16
 LARGEST_WEIGHT = 0.5
 LONGEST_PATIENCE_MS = 600_000
-PROPORTION = 10.0
-ENOUGH_NORMS = 8
 
 
 @dataclass(frozen=True)
@@ -103,20 +99,16 @@ def _engaged(offer: Offer, mine: Standing, busy: bool, offering_to: str | None) 
     return Decision(False, "busy", "we are offering to another peer; ask someone else, or again in a moment")
 
 
-def admit_correction(norm: float, finite: bool, recent: Sequence[float]) -> Decision:
+def admit_correction(norm: float, model_norm: float) -> Decision:
     """Decide whether a decoded correction may be applied.
 
-    norm: its L2 norm. finite: whether all of its numbers are. recent: norms of the latest meetings' corrections;
-    those refused for proportion belong in it as well, or a swarm whose differences have truly grown is refused for
-    ever. Reasons: "non-finite"; "proportion", when norm exceeds ten times the median of at least eight recent ones
-    (zeros, from peers that did not differ, infinities and NaN do not count).
+    norm: L2 norm of C. model_norm: of this peer's own weights. Reasons: "non-finite", and "proportion" when C is larger
+    than twice the model, which no two models of that size can differ by. A bound by the size of recent corrections
+    would be tighter, but would shut out for good whoever was away for long, or one half of a swarm that was cut in two.
     """
-    if not (finite and math.isfinite(norm)):
+    if not (math.isfinite(norm) and math.isfinite(model_norm)):
         return Decision(False, "non-finite", "the correction holds NaN or infinity; nothing of it is applied")
-    norms = [value for value in recent if 0 < value < math.inf]
-    if len(norms) >= ENOUGH_NORMS and norm > PROPORTION * median(norms):
-        detail = (
-            f"correction norm {norm:.3g} exceeds {PROPORTION:g} × median {median(norms):.3g}; nothing of it is applied"
-        )
+    if norm > 2 * model_norm:
+        detail = f"correction norm {norm:.3g} exceeds 2 × that of the model, {model_norm:.3g}; nothing of it is applied"
         return Decision(False, "proportion", detail)
     return ALLOWED

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from zlib import crc32
 
-from torch import Tensor
+from torch import Tensor, linalg
 
 from peer.core import codec as codecs
 from peer.core.codec import Basis, Change, Codec, Correction, Part
@@ -165,8 +165,8 @@ class Outbox:
 Read = Callable[[str], Tensor]
 """Parameter name → the live tensor that is exchanged."""
 
-Admit = Callable[[float], Decision]
-"""‖C‖ → whether a correction of that size may be applied."""
+Admit = Callable[[float, float], Decision]
+"""‖C‖ and the norm of one's own model → whether the correction may be applied."""
 
 
 class Exchange:
@@ -180,7 +180,7 @@ class Exchange:
         self._codec = codec
         self._admit = admit
         self._changes: dict[int, Change] = {}
-        self._squares = 0.0
+        self._squares, self._model_squares = 0.0, 0.0
 
     @property
     def ended(self) -> bool:
@@ -248,7 +248,7 @@ class Exchange:
         """Raise `ProtocolError` unless every change is there and together they are in proportion."""
         if len(self._changes) < len(self._parts):
             raise ProtocolError("truncated", f"{len(self._changes)} of {len(self._parts)} tensors arrived")
-        decision = self._admit(math.sqrt(self._squares))
+        decision = self._admit(math.sqrt(self._squares), math.sqrt(self._model_squares))
         if not decision:
             raise ProtocolError(decision.reason, decision.detail)
 
@@ -256,6 +256,10 @@ class Exchange:
         # once Commit is out the partner may have applied, whatever we think of what it says now
         if not self.ended:
             self._end(Cue.LOST if self.phase is Phase.SETTLING else Cue.ABORT, reason, detail)
+
+    def _weigh(self, x: Tensor) -> Tensor:
+        self._model_squares += float(linalg.vector_norm(x.detach())) ** 2
+        return x
 
     def _keep(self, index: int, change: Change) -> None:
         self._squares += change.squared_norm()
@@ -298,7 +302,8 @@ class Caller(Exchange):
         out += self._answers.flush()
         while self.phase is Phase.PROBING and self._probed < len(self._parts) and budget_bytes > 0:
             part = self._parts[self._probed]
-            sent = codecs.probe(part, self._codec, read(part.name), self._basis)
+            x = self._weigh(read(part.name))
+            sent = codecs.probe(part, self._codec, x, self._basis)
             self._probed += 1
             budget_bytes -= len(sent)
             out += self._probes.put(sent)
@@ -334,7 +339,8 @@ class Callee(Exchange):
         while self._probes.ready and self.phase is Phase.SERVING and budget_bytes > 0:
             index, payload = self._probes.ready.pop(0)
             part = self._parts[index]
-            sent, left = codecs.reply(part, self._codec, read(part.name), payload)
+            x = self._weigh(read(part.name))
+            sent, left = codecs.reply(part, self._codec, x, payload)
             if part.leg_bytes[2]:
                 self._left[index] = left
             else:

@@ -63,6 +63,12 @@ class Swarm:
                         await life
                 await asyncio.sleep(0.02)
 
+    async def stop(self) -> dict[str, Stop]:
+        """Ask everybody to leave, and wait for it."""
+        for daemon in self.daemons.values():
+            daemon.stop()
+        return await self.end()
+
     async def end(self) -> dict[str, Stop]:
         """Wait for everybody who is not ended."""
         async with asyncio.timeout(DEADLINE_S):
