@@ -20,6 +20,7 @@ BOOTSTRAP_HOME = HOME / "bootstrap"
 BOOTSTRAP_PORT = 7700
 
 FILE = "config.toml"
+RUN_FILE = "run.toml"
 
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
 
@@ -73,6 +74,7 @@ class Config:
         """Put flags over HOME/config.toml over the defaults; raises `ConfigError`.
 
         flags: names as on the command line, without dashes; None and empty tuples are flags that were not given.
+        Where neither a run nor a model is given, a home that belongs to a run goes on with that.
         defaults: in place of Config's own, such as another home.
         """
         kinds = {"home": Path, **_KEYS}
@@ -83,6 +85,8 @@ class Config:
         if "run" in given:
             written.pop("model", None)
         values = preset | written | given | {"home": home}
+        if not {"run", "model"} & {*written, *given} and (home / RUN_FILE).is_file():
+            values["run"] = home / RUN_FILE  # a peer goes on with the run that its home belongs to
         if "run" in values:
             values.setdefault("model", "")
         return cls(**values)

@@ -32,7 +32,7 @@ from peer.events import Checkpoint, EventLog, Round, Start, Stop
 from peer.home import Home
 from peer.manifest import Manifest
 from peer.meetings import Meetings
-from peer.models import causal, tokenizer
+from peer.models import causal, presets, tokenizer
 from peer.net.base import Network, Stream
 from peer.roster import Roster
 from peer.trainer import Tally, Trainer, choose_device
@@ -292,7 +292,8 @@ class Daemon:
         """Say how others find this peer."""
         if self._config.bootstraps and not self._network.lonely:
             return
-        what = f"--run {self._config.run}" if self._config.run else f"--model {self._config.model}"
+        preset = self._run.model in presets.names() and Manifest.preset(self._run.model).run_id == self._run.run_id
+        what = f"--model {self._run.model}" if preset else f"--run {self._config.run or self._home.manifest}"
         where = " ".join(f"--bootstrap {address}" for address in self._network.bootstraps[:1])
         why = (
             "No bootstrap could be reached (it is tried again and again)"

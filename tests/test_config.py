@@ -105,6 +105,14 @@ def test_a_run_in_the_file_lies_beside_it_and_one_in_a_flag_where_it_was_typed(t
     assert load(tmp_path, run="run.toml").run == Path("run.toml")
 
 
+def test_a_home_that_belongs_to_a_run_goes_on_with_it_unless_another_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('model = "gpt-nano"')
+    found = Config.load({"home": str(tmp_path)})
+    assert (found.run, found.model) == (tmp_path / "run.toml", "")
+    assert Config.load({"home": str(tmp_path), "model": "gpt-10m"}).run is None
+    assert Config.load({"home": str(tmp_path), "run": "other.toml"}).run == Path("other.toml")
+
+
 def test_one_address_in_two_spellings_is_one_bootstrap() -> None:
     assert Config(bootstraps=(ONE, TWO, ONE.replace("/p2p/", "/ipfs/"), f" {ONE}\n")).bootstraps == (ONE, TWO)
 
