@@ -23,6 +23,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -153,7 +154,10 @@ def _write(folder: Path, state: State, run_id: str) -> int:
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
         raise _os_error(error, path) from error
-    _flush(path)
+    with ThreadPoolExecutor(1) as beside:  # hashing takes about as long as the disk does
+        flushed = beside.submit(_flush, path)
+        digest = _hash(path)
+        flushed.result()
     about: dict[str, Any] = {
         "format": FORMAT,
         "run_id": run_id,
@@ -165,7 +169,7 @@ def _write(folder: Path, state: State, run_id: str) -> int:
         "tensors": list(tensors),
         "slots": {"outer": list(state.outer), "inner": list(state.inner)},
         "size_bytes": path.stat().st_size,
-        "sha256": _hash(path),
+        "sha256": digest,
     }
     text = json.dumps({**about, "check": _check(about)}, indent=1)
     (folder / "state.json").write_text(text + "\n")

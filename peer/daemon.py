@@ -40,7 +40,7 @@ from peer.wire.peer_pb2 import Abort, Message
 
 FIRST_MESSAGE_S = 15.0
 MEETING_GRACE_S = 1.5
-STEP_GRACE_S = 3.0
+STEP_GRACE_S = 1.0
 FAREWELL_S = 4.0
 BOUNDARY_S = 600.0
 CHECKPOINT_SHARE = 0.05

@@ -22,7 +22,7 @@ from peer.errors import ConfigError
 from peer.manifest import Inner, Manifest
 from peer.models.causal import loss
 
-MICRO_TOKENS = {"cpu": 4096, "cuda": 16384, "mps": 8192}
+MICRO_TOKENS = {"cpu": 1024, "cuda": 16384, "mps": 8192}
 """Tokens that go through the model at once; a larger batch is accumulated."""
 
 
@@ -171,7 +171,7 @@ class Trainer:
         state, batch = self.state, self.run.data.batch
         before = state.cursor
         windows, cursor = self._sequences.read(before, batch)
-        micro = max(1, MICRO_TOKENS.get(self.device.type, 4096) // self.run.data.sequence_length)
+        micro = max(1, MICRO_TOKENS.get(self.device.type, 1024) // self.run.data.sequence_length)
         total = torch.zeros((), device=self.device)
         for first in range(0, batch, micro):
             if self._abandon:
