@@ -35,8 +35,9 @@ def apart(swarm: Swarm, names: list[str]) -> float:
 
 async def test_four_peers_train_meet_and_stay_together(tmp_path: Path) -> None:
     names = ["ann", "ben", "cat", "dan"]
-    swarm = Swarm(tmp_path / "together", tiny_run())
-    hermits = Swarm(tmp_path / "apart", tiny_run(exchange=replace(tiny_run().exchange, meetings=0)))
+    run = tiny_run(rounds=60)
+    swarm = Swarm(tmp_path / "together", run)
+    hermits = Swarm(tmp_path / "apart", replace(run, exchange=replace(run.exchange, meetings=0)))
     for each in (swarm, hermits):
         for name in names:
             each.join(name)
@@ -44,13 +45,13 @@ async def test_four_peers_train_meet_and_stay_together(tmp_path: Path) -> None:
         assert {stop.reason for stop in ends.values()} == {"finished"}
     for name in names:
         rounds = swarm.events(name, "round")
-        assert [event["round"] for event in rounds] == [1, 2, 3, 4, 5, 6]
+        first = swarm.events(name, "start")[0]["round"]  # one that was slow to start has caught up with the others
+        assert [event["round"] for event in rounds] == list(range(first + 1, 61))
         assert rounds[-1]["loss"] < rounds[0]["loss"]
-        assert swarm.events(name)[0]["event"] == "start"
         assert swarm.events(name)[-1]["event"] == "stop"
         assert not hermits.events(name, "meeting")
     meetings = [event for name in names for event in swarm.events(name, "meeting")]
-    assert len(meetings) >= 8
+    assert len(meetings) >= 60
     for event in meetings:
         assert event["bytes_sent"] > 0
         assert event["correction"] > 0
@@ -170,12 +171,12 @@ async def test_two_runs_on_one_network_do_not_mix(tmp_path: Path) -> None:
 
 
 async def test_a_peer_alone_says_so_once_and_trains_on(tmp_path: Path) -> None:
-    swarm = Swarm(tmp_path, tiny_run())
+    swarm = Swarm(tmp_path, tiny_run(rounds=60))
     swarm.join("ann")
     assert (await swarm.end())["ann"].reason == "finished"
     assert [(e["partner"], e["reason"]) for e in swarm.events("ann", "skip")] == [(None, "alone")]
     assert swarm.events("ann", "start")[0]["how"] == "fresh-alone"
-    assert len(swarm.events("ann", "round")) == 6
+    assert len(swarm.events("ann", "round")) == 60
 
 
 async def test_a_home_of_another_run_is_left_alone(tmp_path: Path) -> None:
