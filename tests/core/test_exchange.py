@@ -15,18 +15,15 @@ from peer.core.codec import Correction, parse, parts, start_basis
 from peer.core.decision import Decision
 from peer.core.exchange import (
     ENDINGS,
-    FRAME_BYTES,
-    MAX_FRAME_BYTES,
     TABLE,
     Admit,
     Callee,
     Caller,
     Cue,
     Exchange,
-    Inbox,
-    Outbox,
     Phase,
 )
+from peer.core.legs import FRAME_BYTES, MAX_FRAME_BYTES, Inbox, Outbox
 from peer.core.state import Tensors
 from peer.errors import ProtocolError
 from peer.wire.peer_pb2 import Abort, Answer, Commit, Done, Frame, Message, Offer
