@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
-
-from torch import nn
 
 from peer import __version__, checkpoint
 from peer.account import Account
@@ -24,18 +22,18 @@ from peer.catchup import Newcomer
 from peer.config import Config
 from peer.core.members import Member, behind
 from peer.core.state import State
-from peer.data import corpus
-from peer.data.stream import Sequences, choose_shard
+from peer.data.stream import choose_shard
 from peer.donor import Donor
 from peer.errors import PeerError, Unreachable
 from peer.events import Checkpoint, EventLog, Round, Start, Stop
 from peer.home import Home
+from peer.loading import Loaded, load
 from peer.manifest import Manifest
 from peer.meetings import Meetings
-from peer.models import causal, presets, tokenizer
+from peer.models import presets
 from peer.net.base import Network, Stream
 from peer.roster import Roster
-from peer.trainer import Tally, Trainer, choose_device
+from peer.trainer import Tally, Trainer
 from peer.wire.peer_pb2 import Abort, Message
 
 FIRST_MESSAGE_S = 15.0
@@ -50,30 +48,6 @@ T = TypeVar("T")
 
 Say = Callable[[str], None]
 """Tells the user one line."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What takes long to load and needs no network. shapes: of the parameters, in the model's order."""
-
-    trainer: Trainer
-    shapes: dict[str, tuple[int, ...]]
-    origin: str
-    parameters: int
-
-
-def load(config: Config, run: Manifest, home: Home, say: Say) -> Loaded:
-    """Build the model and read the data; raises `ConfigError`."""
-    device = choose_device(config.device)
-    words = tokenizer.load(run.tokenizer)
-    causal.check_fit(run.config, words.vocabulary_size, run.data.sequence_length)
-    texts = corpus.load(config.data or run.data.corpus, words, home.cache, say)
-    sequences = Sequences(texts.train, run.data.sequence_length, run.data.shards, run.seed)
-    model: nn.Module = causal.build(run.config, run.seed)
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    origin = causal.origin_hash(weights)
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    return Loaded(Trainer(run, model, sequences, device), shapes, origin, causal.parameter_count(model))
 
 
 class Daemon:

@@ -19,6 +19,7 @@ LAYERS = [
     ["cli"],
     ["process", "swarm"],
     ["daemon", "swarm_report"],
+    ["loading"],
     ["meetings", "catchup", "trainer", "export", "heldout"],
     ["account", "conversation", "donor", "roster"],
     ["boundary", "manifest", "checkpoint", "net", "status"],
