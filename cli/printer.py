@@ -49,7 +49,7 @@ def line(record: Record) -> str | None:
             return f"meeting{_with(record['partner'])} failed: {record['detail']}"
         case "catch-up":
             return f"caught up with {record['donor'][:8]} at round {record['round']} in {record['seconds']:.1f} s"
-        case "stop":
+        case "stop" if record["reason"] != "error":  # an error ends the command with a sentence of its own
             return f"stopped ({record['reason']}): {record['detail']}"
     return None
 

@@ -74,9 +74,7 @@ class Daemon:
     async def live(self) -> Stop:
         """Join the run, train until it is over or `stop` is called, and leave nothing behind."""
         end = Stop(0, "error", "ended by a fault; the log above says which")
-        await self._network.start(self._serve)
         try:
-            self._greet()
             loaded = await self._unless_stopped(self._begin())
             end = await self._train(loaded) if loaded else Stop(0, "signal", "asked to stop before training began")
         except PeerError as error:
@@ -89,6 +87,8 @@ class Daemon:
 
     async def _begin(self) -> Loaded:
         loaded = await _aside("loading", lambda: load(self._config, self._run, self._home, self._say))
+        await self._network.start(self._serve)
+        self._greet()
         how = await self._find_state(loaded)
         self._events.write(self._start(loaded, how))
         return loaded
