@@ -93,7 +93,10 @@ def _settle_in(home: Home, run: Manifest) -> None:
             run = replace(run, model=str(home.path / "model.json"))
         _write(home.manifest, run.to_toml())
         return
-    owner = Manifest.load(home.manifest)
+    try:
+        owner = Manifest.load(home.manifest)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; move that file away, and it is written again from --model or --run") from error
     if owner.run_id != run.run_id:
         raise ConfigError(
             f"home '{home.path}' belongs to run {owner.run_id} ({owner.name}), this is run {run.run_id} ({run.name}); "

@@ -47,7 +47,7 @@ async def test_four_peers_train_meet_and_stay_together(tmp_path: Path) -> None:
         rounds = swarm.events(name, "round")
         first = swarm.events(name, "start")[0]["round"]  # one that was slow to start has caught up with the others
         assert [event["round"] for event in rounds] == list(range(first + 1, 61))
-        assert rounds[-1]["loss"] < rounds[0]["loss"]
+        assert rounds[-1]["loss"] < math.log(257) - 1  # a model that knows nothing is at the logarithm
         assert swarm.events(name)[-1]["event"] == "stop"
         assert not hermits.events(name, "meeting")
     meetings = [event for name in names for event in swarm.events(name, "meeting")]
