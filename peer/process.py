@@ -23,6 +23,7 @@ from peer.models import presets
 from peer.net.internet import Internet
 from peer.tail import Record
 
+MODEL_FILE = "model.json"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -89,8 +90,8 @@ def _settle_in(home: Home, run: Manifest) -> None:
     if not home.manifest.exists():
         if run.model not in presets.names():
             # the home has to be readable when the file that the model came from is gone
-            _write(home.path / "model.json", json.dumps(run.config, indent=2))
-            run = replace(run, model=str(home.path / "model.json"))
+            _write(home.path / MODEL_FILE, json.dumps(run.config, indent=2))
+            run = replace(run, model=MODEL_FILE)  # beside the manifest, wherever the home is moved to
         _write(home.manifest, run.to_toml())
         return
     try:

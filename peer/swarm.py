@@ -59,12 +59,16 @@ def plan(
     if not 1 <= peers <= MOST_PEERS:
         raise ConfigError(f"peers is {peers}; give a number from 1 to {MOST_PEERS}")
     run = Manifest.preset(model)
+    length = rounds or run.rounds
+    share = length / run.rounds  # a shorter run has a shorter warm-up and decay
+    timing = {key: share * getattr(run.schedule, key) for key in ("warmup_rounds", "decay_rounds")}
     source = data or run.data.corpus
     source = source if source == corpus.BUILT_IN else os.path.abspath(os.path.expanduser(source))
     return replace(
         run,
         name=f"swarm-{run.name}"[:64],
         rounds=run.rounds if rounds is None else rounds,
+        schedule=replace(run.schedule, **timing),
         seed=seed,
         data=replace(run.data, corpus=source, shards=max(run.data.shards, peers)),
         exchange=replace(run.exchange, codec=run.exchange.codec if codec is None else codec),

@@ -337,3 +337,9 @@ def test_the_outcome_tells_of_each_peer_of_the_average_and_of_the_start() -> Non
 )
 def test_bytes_have_a_unit(count: float, text: str) -> None:
     assert size(count) == text
+
+
+def test_a_shorter_swarm_has_a_shorter_warm_up_and_decay() -> None:
+    whole, short = plan("gpt-10m", 2), plan("gpt-10m", 2, rounds=1)
+    for key in ("warmup_rounds", "decay_rounds"):
+        assert getattr(short.schedule, key) == pytest.approx(getattr(whole.schedule, key) / whole.rounds)
