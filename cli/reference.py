@@ -13,7 +13,8 @@ HEAD = """# Command line
 
 Made of `--help` by `make docs`; a test compares.
 
-Exit status: 0 done, also after Ctrl-C; 130 interrupted before it began; 1 an error, in one sentence on standard error; 2 a wrong command line.
+Exit status: 0 done, also after Ctrl-C; 1 an error, in one sentence on standard error; 2 a wrong command line; 130
+interrupted before anything began.
 """
 
 

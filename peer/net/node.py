@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -242,13 +244,14 @@ async def _end(p2p: Any) -> None:
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()  # of no interest any more
-    p2p._terminate()
     ended = asyncio.ensure_future(child.wait())
-    await asyncio.wait({ended}, timeout=STOP_TIMEOUT_S)
-    if not ended.done():
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await asyncio.wait({ended}, timeout=STOP_TIMEOUT_S)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if child.returncode is None:
+            # not child.terminate(), which may reap a child that has just ended under asyncio's eyes, and it complains
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, number)
+            await asyncio.wait({ended}, timeout=STOP_TIMEOUT_S)
+    p2p._terminate()
     for address in (p2p._daemon_listen_maddr, p2p._client_listen_maddr):
         Path(address["unix"]).unlink(missing_ok=True)
 
