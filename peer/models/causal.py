@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def outline(config: dict[str, Any]) -> torch.nn.Module:
         return _instantiate(config)
 
 
-def loss(model: torch.nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+def loss(model: Callable[..., Any], inputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy of the next token, in float32, a scalar.
 
     inputs, targets: (batch, length) int64; targets[b, i] is the token after inputs[b, i].

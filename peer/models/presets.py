@@ -78,7 +78,7 @@ def _gpt2(shape: Shape) -> dict[str, Any]:
         "n_head": shape.heads,
         "n_positions": shape.positions,
         "vocab_size": shape.vocabulary,
-        "activation_function": "gelu_new",
+        "activation_function": "gelu_pytorch_tanh",
         "layer_norm_epsilon": 1e-5,
         "initializer_range": 0.02,
         "embd_pdrop": 0.0,

@@ -1,0 +1,49 @@
+"""The algorithms on the bench, by name: who averages what with whom; published constants where there are any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from peer.core.gossip import Form, Outer
+
+
+class Mixing(Enum):
+    """How peers agree."""
+
+    GRADIENTS = "gradients"  # all-reduce of gradients at every inner step
+    DRIFTS = "drifts"  # all-reduce of drifts at the end of a round
+    NOLOCO = "noloco"  # pairs average drifts and anchors at the end of a round
+    MEETINGS = "meetings"  # the daemon's: exchanges of differences, beside training or after the round
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One method.
+
+    outer: its constants; for NoLoCo γ is its μ. meetings: None where the run's own number counts.
+    """
+
+    mixing: Mixing
+    outer: Outer
+    what: str
+    meetings: int | None = None
+
+
+ALGORITHMS = {
+    "gasloc": Algorithm(Mixing.MEETINGS, Outer(), "GASLoC with own momentum, the daemon's default"),
+    "gasloc-mixed": Algorithm(
+        Mixing.MEETINGS, Outer(Form.MIXED, alpha=0.5), "GASLoC with mixed momentum, γ 0.7, α 0.5"
+    ),
+    "gasloc-plain": Algorithm(
+        Mixing.MEETINGS, Outer(Form.PLAIN, alpha=0.5), "GASLoC as printed, momentum unmixed, γ 0.7, α 0.5"
+    ),
+    "diloco": Algorithm(
+        Mixing.DRIFTS, Outer(eta=0.7, gamma=0.9), "DiLoCo: all-reduce of drifts, Nesterov momentum, η 0.7, γ 0.9"
+    ),
+    "ddp": Algorithm(Mixing.GRADIENTS, Outer(gamma=0.0), "data-parallel training: gradients averaged every step"),
+    "noloco": Algorithm(Mixing.NOLOCO, Outer(eta=0.7, gamma=0.5), "NoLoCo: random pairs, μ 0.5, η 0.7"),
+    "pair-average": Algorithm(Mixing.MEETINGS, Outer(gamma=0.0), "pair averaging without outer momentum"),
+    "alone": Algorithm(Mixing.MEETINGS, Outer(), "no communication: each peer's outer momentum alone", meetings=0),
+}
+"""Name → method. Constants are the published ones for DiLoCo and NoLoCo."""

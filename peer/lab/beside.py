@@ -1,0 +1,162 @@
+"""GASLoC as the daemon does it: each peer trains at its own pace, meetings go on beside, nobody waits.
+
+What is simplified: an exchange reads the weights of both sides once, when the meeting begins (the daemon reads them at
+the step boundaries at which each leg is due); its correction is added at each side's first step boundary after the time
+that the links take for its bytes. A peer knows at once who is free, so no offer is ever declined.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from peer.core.codec import Correction, next_basis, parse, parts, start_basis
+from peer.core.gossip import outer_step
+from peer.lab.encounter import encounter
+from peer.lab.graphs import partners
+from peer.lab.world import World
+
+TURNS = 3
+"""How often an exchange changes direction; the offer and its answer are two more."""
+
+EARLY_S = 1e-9
+"""Times nearer than this are one."""
+
+
+@dataclass(frozen=True)
+class _Due:
+    """A correction on its way to one side of a meeting."""
+
+    at_s: float
+    correction: Correction
+    weight: float
+    other: int
+
+
+class Beside:
+    """Peers that train and meet on their own clocks, as long as one round of middling speed at a time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        run, shapes = world.experiment.run, world.population.states[0].weights
+        self._codec = parse(run.exchange.codec)
+        self._parts = parts({name: tuple(weight.shape) for name, weight in shapes.items()}, self._codec)
+        generator = torch.Generator().manual_seed(run.seed)
+        peers = range(world.experiment.peers)
+        self._bases = [start_basis(self._parts, generator) for _ in peers]
+        self._step_ends_s = [world.links.peers[peer].step_s for peer in peers]
+        self._round_began_s = [0.0 for _ in peers]
+        self._busy_until_s = [0.0 for _ in peers]
+        self._met = [0 for _ in peers]
+        self._due: list[list[_Due]] = [[] for _ in peers]
+        self._joined = set(world.present)
+
+    def period(self, number: int) -> float | None:
+        """Simulate until the time at which round `number` (from 0) ends; return the mean training loss of its steps."""
+        world, losses = self._world, list[float]()
+        end_s = (number + 1) * world.round_s + EARLY_S
+        while self._next_s() <= end_s:
+            world.now_s = self._next_s()
+            self._welcome()
+            who = [peer for peer in self._joined if self._step_ends_s[peer] <= world.now_s + EARLY_S]
+            who.sort()
+            losses += world.population.step(who, [world.lr(self._progress(peer)) for peer in who])
+            self._reach_boundary(who)
+            for peer in who:
+                self._step_ends_s[peer] += world.links.peers[peer].step_s
+        world.now_s = end_s - EARLY_S
+        return sum(losses) / len(losses) if losses else None
+
+    def _next_s(self) -> float:
+        """Return when the next step ends, or somebody comes or goes."""
+        changes = self._world.presence.between(self._world.now_s, math.inf)[:1]
+        return min([*(change.at_s for change in changes), *(self._step_ends_s[peer] for peer in self._joined)])
+
+    def _welcome(self) -> None:
+        """Take in who came, forget who left; a meeting under way with one who left leaves no trace."""
+        world = self._world
+        present = set(world.present)
+        for gone in self._joined - present:
+            self._due = [[due for due in waiting if due.other != gone] for waiting in self._due]
+            self._due[gone] = []
+        stayed = sorted(self._joined & present)
+        for peer in sorted(present - self._joined):
+            ready_s = world.now_s + world.welcome(peer, stayed)
+            self._step_ends_s[peer] = ready_s + world.links.peers[peer].step_s
+            self._round_began_s[peer] = self._busy_until_s[peer] = ready_s
+            self._met[peer] = 0
+        self._joined = present
+
+    def _progress(self, peer: int) -> float:
+        """Return rounds done, with the fraction of this one that was done when the present step began."""
+        began_s = self._step_ends_s[peer] - self._world.links.peers[peer].step_s
+        fraction = (began_s - self._round_began_s[peer]) / self._world.round_s
+        return self._world.population.states[peer].round + min(1.0, fraction)
+
+    def _reach_boundary(self, who: list[int]) -> None:
+        """Do what the daemon does between two inner steps: corrections, meetings that are due, the outer step."""
+        world, spread = self._world, self._world.experiment.spread
+        self._apply(who)
+        if spread:
+            for peer in world.draw.sample(who, len(who)):
+                if self._met[peer] < self._wanted(peer):
+                    self._meet(peer, who)
+        for peer in who:
+            if world.now_s - self._round_began_s[peer] >= world.round_s - EARLY_S:
+                outer_step(world.experiment.run.outer, world.population.states[peer])
+                self._round_began_s[peer] = world.now_s
+                self._met[peer] = 0
+        if not spread:
+            for meeting in range(world.experiment.meetings):
+                for peer in world.draw.sample(who, len(who)):
+                    if self._met[peer] <= meeting:
+                        self._meet(peer, [other for other in who if self._met[other] <= meeting])
+
+    def _wanted(self, peer: int) -> int:
+        """Return how many meetings of this round should have begun by now."""
+        fraction = (self._world.now_s - self._round_began_s[peer]) / self._world.round_s
+        return int(min(1.0, fraction) * self._world.experiment.meetings + 0.5)
+
+    def _meet(self, caller: int, among: list[int]) -> None:
+        """Hold a meeting with whom chance brings, or several at once if the graph has it."""
+        world, experiment = self._world, self._world.experiment
+        if not self._is_free(caller):
+            return
+        free = {peer for peer in among if self._is_free(peer) and self._within_reach(caller, peer)}
+        callees = partners(experiment.graph, caller, experiment.peers, free - {caller}, world.draw)
+        outer, states = experiment.run.outer, world.population.states
+        weight = outer.alpha / (1 + len(callees))
+        held = [
+            (callee, encounter(outer, self._parts, self._codec, self._bases[caller], states[caller], states[callee]))
+            for callee in callees
+        ]
+        for callee, found in held:
+            world.sent[caller] += found.caller_bytes
+            world.sent[callee] += found.callee_bytes
+            took_s = world.links.exchange_s(caller, callee, found.caller_bytes, found.callee_bytes, TURNS + 2)
+            at_s = world.now_s + took_s
+            for peer, other, sign in ((caller, callee, -1), (callee, caller, 1)):
+                self._due[peer].append(_Due(at_s, found.correction, sign * weight, other))
+                self._busy_until_s[peer] = max(self._busy_until_s[peer], at_s)
+                self._met[peer] += 1
+                self._bases[peer] = next_basis(found.correction, self._bases[peer])
+        self._apply([peer for peer in (caller, *callees) if peer in among])
+
+    def _is_free(self, peer: int) -> bool:
+        return peer in self._joined and self._busy_until_s[peer] <= self._world.now_s + EARLY_S
+
+    def _within_reach(self, one: int, other: int) -> bool:
+        states = self._world.population.states
+        return abs(states[one].round - states[other].round) <= self._world.experiment.run.exchange.max_lag
+
+    def _apply(self, who: list[int]) -> None:
+        """Add the corrections that have arrived to weights and anchor."""
+        for peer in who:
+            state, waiting = self._world.population.states[peer], self._due[peer]
+            for due in waiting:
+                if due.at_s <= self._world.now_s + EARLY_S:
+                    due.correction.add_(state.weights, due.weight)
+                    due.correction.add_(state.anchor, due.weight)
+            self._due[peer] = [due for due in waiting if due.at_s > self._world.now_s + EARLY_S]
