@@ -131,7 +131,7 @@ class Meetings:
                 self._account.idle(choice)
                 await asyncio.sleep(IDLE_S)
             else:
-                await self._ask(choice)
+                await self.ask(choice)
 
     async def close(self, grace_s: float) -> None:
         """Decline from now on; give the meeting that is under way a little time to end, then abandon it."""
@@ -194,7 +194,7 @@ class Meetings:
 
     # ------------------------------------------------------------------ as caller
 
-    async def _ask(self, partner: Member) -> None:
+    async def ask(self, partner: Member) -> None:
         """Offer a meeting to one partner, and hold it if the partner accepts."""
         exchange = Caller(self._parts, self._codec, self._basis, admit_correction)
         talk = _Talk("caller", partner.peer_id, os.urandom(16), exchange, time.monotonic())

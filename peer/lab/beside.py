@@ -14,12 +14,12 @@ import torch
 
 from peer.core.codec import Correction, next_basis, parse, parts, start_basis
 from peer.core.gossip import outer_step
-from peer.lab.encounter import encounter
-from peer.lab.graphs import partners
+from peer.lab.encounter import Encounter, encounter
+from peer.lab.graphs import pairs
 from peer.lab.world import World
 
-TURNS = 3
-"""How often an exchange changes direction; the offer and its answer are two more."""
+TURNS = 5
+"""How often a meeting changes direction: the offer, its answer, and the three legs of the exchange."""
 
 EARLY_S = 1e-9
 """Times nearer than this are one."""
@@ -97,22 +97,30 @@ class Beside:
 
     def _reach_boundary(self, who: list[int]) -> None:
         """Do what the daemon does between two inner steps: corrections, meetings that are due, the outer step."""
-        world, spread = self._world, self._world.experiment.spread
+        world = self._world
         self._apply(who)
-        if spread:
-            for peer in world.draw.sample(who, len(who)):
-                if self._met[peer] < self._wanted(peer):
-                    self._meet(peer, who)
+        if world.experiment.spread:
+            self._meet_beside(who)
         for peer in who:
             if world.now_s - self._round_began_s[peer] >= world.round_s - EARLY_S:
                 outer_step(world.experiment.run.outer, world.population.states[peer])
                 self._round_began_s[peer] = world.now_s
                 self._met[peer] = 0
-        if not spread:
-            for meeting in range(world.experiment.meetings):
-                for peer in world.draw.sample(who, len(who)):
-                    if self._met[peer] <= meeting:
-                        self._meet(peer, [other for other in who if self._met[other] <= meeting])
+        if not world.experiment.spread:
+            self._meet_after(who)
+
+    def _meet_beside(self, who: list[int]) -> None:
+        """Let those begin a meeting whose next one of the round is due, with anybody who is free."""
+        for peer in self._world.draw.sample(who, len(who)):
+            if self._met[peer] < self._wanted(peer):
+                self._meet(peer, who)
+
+    def _meet_after(self, who: list[int]) -> None:
+        """Hold all of a round's meetings at its end, one matching of those who are there after the other."""
+        for meeting in range(self._world.experiment.meetings):
+            for peer in self._world.draw.sample(who, len(who)):
+                if self._met[peer] <= meeting:
+                    self._meet(peer, [other for other in who if self._met[other] <= meeting])
 
     def _wanted(self, peer: int) -> int:
         """Return how many meetings of this round should have begun by now."""
@@ -120,29 +128,36 @@ class Beside:
         return int(min(1.0, fraction) * self._world.experiment.meetings + 0.5)
 
     def _meet(self, caller: int, among: list[int]) -> None:
-        """Hold a meeting with whom chance brings, or several at once if the graph has it."""
+        """Begin a meeting with whom chance brings, or several at once if the graph has it."""
         world, experiment = self._world, self._world.experiment
         if not self._is_free(caller):
             return
         free = {peer for peer in among if self._is_free(peer) and self._within_reach(caller, peer)}
-        callees = partners(experiment.graph, caller, experiment.peers, free - {caller}, world.draw)
-        outer, states = experiment.run.outer, world.population.states
-        weight = outer.alpha / (1 + len(callees))
-        held = [
-            (callee, encounter(outer, self._parts, self._codec, self._bases[caller], states[caller], states[callee]))
-            for callee in callees
-        ]
-        for callee, found in held:
-            world.sent[caller] += found.caller_bytes
-            world.sent[callee] += found.callee_bytes
-            took_s = world.links.exchange_s(caller, callee, found.caller_bytes, found.callee_bytes, TURNS + 2)
-            at_s = world.now_s + took_s
-            for peer, other, sign in ((caller, callee, -1), (callee, caller, 1)):
-                self._due[peer].append(_Due(at_s, found.correction, sign * weight, other))
-                self._busy_until_s[peer] = max(self._busy_until_s[peer], at_s)
-                self._met[peer] += 1
-                self._bases[peer] = next_basis(found.correction, self._bases[peer])
-        self._apply([peer for peer in (caller, *callees) if peer in among])
+        self._hold(pairs(experiment.graph, caller, experiment.peers, free - {caller}, world.draw), among)
+
+    def _hold(self, meetings: list[tuple[int, int]], among: list[int]) -> None:
+        """Hold meetings at once, each of a caller and a callee; among: who stands at a step boundary now."""
+        world = self._world
+        held = [(pair, self._encounter(*pair)) for pair in meetings]
+        together = {peer for pair, _ in held for peer in pair}
+        for (one, other), found in held:
+            took_s = world.links.exchange_s(one, other, found.caller_bytes, found.callee_bytes, TURNS)
+            # λ of `peer.core.gossip.laplacian`: ½ for a pair, ⅓ for two at once, 1/n for all n
+            weight = world.experiment.run.outer.alpha / len(together)
+            self._note(one, found.caller_bytes, _Due(world.now_s + took_s, found.correction, -weight, other))
+            self._note(other, found.callee_bytes, _Due(world.now_s + took_s, found.correction, weight, one))
+        self._apply([peer for peer in together if peer in among])
+
+    def _encounter(self, caller: int, callee: int) -> Encounter:
+        states, outer = self._world.population.states, self._world.experiment.run.outer
+        return encounter(outer, self._parts, self._codec, self._bases[caller], states[caller], states[callee])
+
+    def _note(self, peer: int, sent_bytes: int, due: _Due) -> None:
+        self._world.sent[peer] += sent_bytes
+        self._due[peer].append(due)
+        self._busy_until_s[peer] = max(self._busy_until_s[peer], due.at_s)
+        self._met[peer] += 1
+        self._bases[peer] = next_basis(due.correction, self._bases[peer])
 
     def _is_free(self, peer: int) -> bool:
         return peer in self._joined and self._busy_until_s[peer] <= self._world.now_s + EARLY_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from itertools import combinations
 from typing import Literal, get_args
 
 Graph = Literal["one-peer", "two-peer", "ring", "exponential", "complete"]
@@ -21,8 +22,12 @@ def neighbours(graph: Graph, peer: int, peers: int) -> list[int]:
     return sorted({(peer + step) % peers for step in steps} - {peer})
 
 
-def partners(graph: Graph, peer: int, peers: int, free: Collection[int], draw: random.Random) -> list[int]:
-    """Draw whom a peer meets now, among those that are free: one, two at once, or on the complete graph all."""
-    near = [other for other in neighbours(graph, peer, peers) if other in free]
-    count = {"two-peer": 2, "complete": len(near)}.get(graph, 1)
-    return draw.sample(near, min(count, len(near)))
+def pairs(graph: Graph, caller: int, peers: int, free: Collection[int], draw: random.Random) -> list[tuple[int, int]]:
+    """Draw the meetings that a peer begins now with those that are free: one, or two at once.
+
+    On the complete graph all who are free meet one another at once.
+    """
+    near = [other for other in neighbours(graph, caller, peers) if other in free]
+    if graph == "complete":
+        return list(combinations([caller, *near], 2))
+    return [(caller, other) for other in draw.sample(near, min(2 if graph == "two-peer" else 1, len(near)))]

@@ -1,0 +1,43 @@
+"""Who may meet whom."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from peer.lab.graphs import GRAPHS, Graph, neighbours, pairs
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("peers", [1, 2, 3, 7, 8])
+def test_a_neighbour_has_its_neighbour_back_and_nobody_is_its_own(graph: Graph, peers: int) -> None:
+    near = [neighbours(graph, peer, peers) for peer in range(peers)]
+    for peer in range(peers):
+        assert peer not in near[peer]
+        assert all(peer in near[other] for other in near[peer])
+        assert peers == 1 or near[peer]
+
+
+def test_the_ring_and_the_exponential_graph_are_what_they_are_called() -> None:
+    assert neighbours("ring", 0, 8) == [1, 7]
+    assert neighbours("exponential", 0, 16) == [1, 2, 4, 8, 12, 14, 15]
+    assert neighbours("one-peer", 2, 4) == [0, 1, 3]
+
+
+def test_a_caller_meets_one_or_two_and_on_the_complete_graph_all_meet_all() -> None:
+    draw, free = random.Random(0), {1, 2, 4}
+    assert {len(pairs("one-peer", 0, 5, free, draw)) for _ in range(20)} == {1}
+    two = [pairs("two-peer", 0, 5, free, draw) for _ in range(50)]
+    assert {frozenset(pair) for some in two for pair in some} == {frozenset({0, other}) for other in free}
+    assert all(len({other for _, other in some}) == 2 for some in two)
+    assert set(pairs("complete", 0, 5, free, draw)) == set(combinations((0, 1, 2, 4), 2))
+    assert pairs("ring", 0, 5, {2, 3}, draw) == []
+
+
+def test_partners_are_drawn_evenly() -> None:
+    draw = random.Random(1)
+    drawn = [pairs("one-peer", 0, 5, {1, 2, 3, 4}, draw)[0][1] for _ in range(4000)]
+    for other in (1, 2, 3, 4):
+        assert abs(drawn.count(other) - 1000) < 5 * (4000 * 0.25 * 0.75) ** 0.5
