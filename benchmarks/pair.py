@@ -21,7 +21,7 @@ SCALE = 0.02
 APART = 0.01
 RANK = 3
 
-_LEFT = {Format.FP32: 1e-3, Format.BF16: 2**-8, Format.INT8: 0.016, Format.INT4: 0.13}
+_LEFT = {Format.FP32: 1e-3, Format.INT8: 0.04, Format.INT4: 0.3}
 
 
 def shapes_of(model: str) -> Shapes:

@@ -25,9 +25,10 @@ from benchmarks.worker import DEADLINE_S
 from peer.boundary import Boundary
 from peer.conversation import Conversation
 from peer.core.admit import admit_correction
-from peer.core.codec import Basis, next_basis, parse, parts, start_basis
+from peer.core.codec import parse, parts
 from peer.core.exchange import Callee, Caller, Phase
 from peer.core.gossip import Outer, pair_weight
+from peer.core.prior import Priors, next_priors, start_priors
 from peer.core.state import State
 from peer.errors import PeerError, Unreachable
 from peer.net.base import Stream
@@ -75,7 +76,7 @@ class Side:
             outer={},  # the outer memory has no part in an exchange
         )
         self._spec = ""
-        self._basis: Basis = {}
+        self._priors: Priors = {}
         self._boundary = Boundary()
         self._stopping = False
         self._met: asyncio.Future[Met]
@@ -111,7 +112,7 @@ class Side:
             self._spec = spec
             self._codec = parse(spec)
             self._parts = parts(self._shapes, self._codec)
-            self._basis = start_basis(self._parts, torch.Generator().manual_seed(0))
+            self._priors = start_priors(self._parts, torch.Generator().manual_seed(0))
         for index, (name, shape) in enumerate(self._shapes.items()):
             ours = draw(shape, index)[0 if self._calls else 1]
             self._state.weights[name].copy_(ours)
@@ -166,7 +167,7 @@ class Side:
 
     async def _call(self, address: str) -> Met:
         began_s = time.monotonic()
-        exchange = Caller(self._parts, self._codec, self._basis, admit_correction)
+        exchange = Caller(self._parts, self._codec, self._priors, admit_correction)
         stream = await self._rpc.dial(address, DEADLINE_S)
         try:
             await stream.send(Message(offer=self._offer()), DEADLINE_S)
@@ -201,7 +202,7 @@ class Side:
 
         await self._boundary.visit(add, DEADLINE_S)
         cost = self._meter.stop(began_s)
-        self._basis = next_basis(correction, self._basis)
+        self._priors = next_priors(correction, self._priors)
         return Met(cost, stream.sent_bytes, stream.received_bytes)
 
     def _offer(self) -> Offer:

@@ -16,13 +16,15 @@ import torch
 from peer.account import PASSING, Account
 from peer.boundary import Boundary
 from peer.conversation import Conversation
-from peer.core.admit import Standing, admit_correction, admit_offer
-from peer.core.codec import next_basis, parse, parts, start_basis
+from peer.core.admit import MEETING_ID_BYTES, Standing, admit_correction, admit_offer
+from peer.core.codec import parse, parts
 from peer.core.decision import Decision
 from peer.core.exchange import Callee, Caller, Phase
 from peer.core.gossip import pair_weight
 from peer.core.members import Member
+from peer.core.part import drawn
 from peer.core.partners import choose
+from peer.core.prior import next_priors, start_priors
 from peer.core.state import State
 from peer.errors import ProtocolError, Unreachable
 from peer.events import Meeting
@@ -103,7 +105,7 @@ class Meetings:
         self._parts = parts(shapes, self._codec)
         self._weight = pair_weight(run.outer.alpha)
         self._random = random.Random(peer_id)
-        self._basis = start_basis(self._parts, torch.Generator().manual_seed(self._random.getrandbits(63)))
+        self._priors = start_priors(self._parts, torch.Generator().manual_seed(self._random.getrandbits(63)))
         self._talk: _Talk | None = None
         self._free = asyncio.Event()
         self._free.set()
@@ -166,7 +168,7 @@ class Meetings:
             "callee",
             offer.peer_id,
             offer.meeting_id,
-            Callee(self._parts, self._codec, admit_correction),
+            Callee(drawn(self._parts, offer.meeting_id), self._codec, admit_correction),
             time.monotonic(),
             offer.round,
             offer.patience_ms,
@@ -196,8 +198,9 @@ class Meetings:
 
     async def ask(self, partner: Member) -> None:
         """Offer a meeting to one partner, and hold it if the partner accepts."""
-        exchange = Caller(self._parts, self._codec, self._basis, admit_correction)
-        talk = _Talk("caller", partner.peer_id, os.urandom(16), exchange, time.monotonic())
+        meeting_id = os.urandom(MEETING_ID_BYTES)
+        exchange = Caller(drawn(self._parts, meeting_id), self._codec, self._priors, admit_correction)
+        talk = _Talk("caller", partner.peer_id, meeting_id, exchange, time.monotonic())
         try:
             talk.stream = await self._network.dial(partner.addresses[0], DIAL_S)
             self._offering_to = partner.peer_id
@@ -306,7 +309,7 @@ class Meetings:
             correction.add_(state.anchor, weight)
 
         self._boundary.post(add)
-        self._basis = next_basis(correction, self._basis)
+        self._priors = next_priors(correction, self._priors)
         round = self._pace.round
         self._met = (round, self._met[1] + 1 if self._met[0] == round else 1)
         self._account.met(

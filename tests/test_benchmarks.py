@@ -83,5 +83,5 @@ def test_hivemind_averaged_the_same_tensors(report: dict[str, Any]) -> None:
 def test_an_unknown_codec_gets_a_sentence() -> None:
     ended = run("--codec", "rank0")
     assert ended.returncode == 1
-    assert ended.stderr.startswith("benchmarks/exchange.py: unknown codec 'rank0': use none, bf16")
+    assert ended.stderr.startswith("benchmarks/exchange.py: unknown codec 'rank0': use none, int8")
     assert ended.stdout == ""

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from peer.core.codec import Change, Correction, parse, parts
+from peer.core.change import Change, Correction
+from peer.core.codec import parse, parts
 from peer.core.gossip import Form, Outer
 from peer.core.schedule import factor
 from peer.core.state import Cursor, State, Tensors
@@ -140,9 +141,7 @@ def test_a_correction_in_mid_round_never_enters_the_drift_or_the_momentum() -> N
     run = tiny(inner=replace(tiny().inner, lr=1e-9))
     plain, corrected = trainer(run), trainer(run)
     shapes = {name: tuple(weight.shape) for name, weight in plain.state.weights.items()}
-    changes = tuple(
-        Change(part, torch.full((part.rows,), 0.25).view(part.shape), None) for part in parts(shapes, parse("none"))
-    )
+    changes = tuple(Change(part, torch.full(part.shape, 0.25), None) for part in parts(shapes, parse("none")))
     for step in range(3):
         plain.step()
         corrected.step()

@@ -1,9 +1,8 @@
-"""Numbers ⇄ bytes: five formats, one block scale each for the integer ones.
+"""Numbers ⇄ bytes: four formats, one block scale each for the integer ones.
 
 An integer format cuts the numbers into blocks of 64 and stores each as round(x / scale) with one bfloat16 scale a
 block, chosen so that nothing is clipped. Rounding errors, relative to the root mean square of a normally distributed
-block: int16 2.4e-5, int8 0.6 %, int4 11 %. int16 costs the bytes of fp16 and is six times finer, which is why what is
-sent first (a factor of a model, not of a difference) goes in int16.
+block: int8 0.6 %, int4 11 %.
 
 Decoding is one multiplication of an integer by a scale, exact in IEEE arithmetic, so every machine decodes the same.
 """
@@ -26,7 +25,6 @@ class Format(Enum):
 
     FP32 = "fp32"
     BF16 = "bf16"
-    INT16 = "int16"
     INT8 = "int8"
     INT4 = "int4"
 
@@ -37,11 +35,10 @@ CHUNK = 2**18
 _DTYPE = {
     Format.FP32: torch.float32,
     Format.BF16: torch.bfloat16,
-    Format.INT16: torch.int16,
     Format.INT8: torch.int8,
 }
-_WIDTH = {Format.FP32: 4, Format.BF16: 2, Format.INT16: 2, Format.INT8: 1}
-_LEVELS = {Format.INT16: 32767, Format.INT8: 127, Format.INT4: 7}
+_WIDTH = {Format.FP32: 4, Format.BF16: 2, Format.INT8: 1}
+_LEVELS = {Format.INT8: 127, Format.INT4: 7}
 
 
 def encoded_bytes(form: Format, count: int) -> int:
@@ -51,8 +48,6 @@ def encoded_bytes(form: Format, count: int) -> int:
     if form is Format.BF16:
         return 2 * count
     scales = 2 * -(-count // BLOCK)
-    if form is Format.INT16:
-        return scales + 2 * count
     return scales + (count if form is Format.INT8 else -(-count // 2))
 
 

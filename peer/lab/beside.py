@@ -12,8 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from peer.core.codec import Correction, next_basis, parse, parts, start_basis
+from peer.core.admit import MEETING_ID_BYTES
+from peer.core.change import Correction
+from peer.core.codec import parse, parts
 from peer.core.gossip import outer_step
+from peer.core.part import drawn
+from peer.core.prior import next_priors, start_priors
 from peer.lab.encounter import Encounter, encounter
 from peer.lab.graphs import pairs
 from peer.lab.world import World
@@ -45,7 +49,7 @@ class Beside:
         self._parts = parts({name: tuple(weight.shape) for name, weight in shapes.items()}, self._codec)
         generator = torch.Generator().manual_seed(run.seed)
         peers = range(world.experiment.peers)
-        self._bases = [start_basis(self._parts, generator) for _ in peers]
+        self._priors = [start_priors(self._parts, generator) for _ in peers]
         self._step_ends_s = [world.links.peers[peer].step_s for peer in peers]
         self._round_began_s = [0.0 for _ in peers]
         self._busy_until_s = [0.0 for _ in peers]
@@ -150,14 +154,18 @@ class Beside:
 
     def _encounter(self, caller: int, callee: int) -> Encounter:
         states, outer = self._world.population.states, self._world.experiment.run.outer
-        return encounter(outer, self._parts, self._codec, self._bases[caller], states[caller], states[callee])
+        some = drawn(self._parts, self._meeting_id())
+        return encounter(outer, some, self._codec, self._priors[caller], states[caller], states[callee])
+
+    def _meeting_id(self) -> bytes:
+        return self._world.draw.randbytes(MEETING_ID_BYTES)
 
     def _note(self, peer: int, sent_bytes: int, due: _Due) -> None:
         self._world.sent[peer] += sent_bytes
         self._due[peer].append(due)
         self._busy_until_s[peer] = max(self._busy_until_s[peer], due.at_s)
         self._met[peer] += 1
-        self._bases[peer] = next_basis(due.correction, self._bases[peer])
+        self._priors[peer] = next_priors(due.correction, self._priors[peer])
 
     def _is_free(self, peer: int) -> bool:
         return peer in self._joined and self._busy_until_s[peer] <= self._world.now_s + EARLY_S

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peer.core.admit import MEETING_ID_BYTES, admit_correction
-from peer.core.codec import Basis, Codec, Correction, Part
+from peer.core.change import Correction
+from peer.core.codec import Codec
 from peer.core.exchange import Callee, Caller, Phase, Read
 from peer.core.gossip import Outer, exchanged
+from peer.core.part import Part
+from peer.core.prior import Priors
 from peer.core.state import State
 from peer.wire.peer_pb2 import Answer, Message, Offer
 
@@ -24,9 +27,13 @@ class Encounter:
     callee_bytes: int
 
 
-def encounter(outer: Outer, parts: list[Part], codec: Codec, basis: Basis, caller: State, callee: State) -> Encounter:
-    """Hold one exchange of two States as they are now; applies nothing. basis: the caller's."""
-    asking, serving = Caller(parts, codec, basis, admit_correction), Callee(parts, codec, admit_correction)
+def encounter(outer: Outer, parts: list[Part], codec: Codec, priors: Priors, caller: State, callee: State) -> Encounter:
+    """Hold one exchange of two States as they are now; applies nothing.
+
+    priors: the caller's.
+    """
+    asking = Caller(parts, codec, priors, admit_correction)
+    serving = Callee(parts, codec, admit_correction)
     asking.receive(Message(answer=Answer(accepted=True)))
     caller_bytes, callee_bytes = _invitation_bytes(codec)
     while asking.phase is not Phase.APPLIED:

@@ -8,37 +8,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peer.core.codec import (
-    Basis,
-    Change,
-    Codec,
-    Correction,
-    Part,
-    answer,
-    next_basis,
-    parse,
-    parts,
-    probe,
-    reply,
-    settle,
-    start_basis,
-)
+from peer.core.change import Change, Correction
+from peer.core.codec import Codec, answer, parse, parts, probe, reply, settle
+from peer.core.part import Part, drawn
+from peer.core.prior import Priors, next_priors, start_priors
 from peer.core.quantize import Format, decode, encode, encoded_bytes
 from peer.errors import ConfigError, ProtocolError
 
-FULL_INT8 = 0.015
-"""P̂ in int8 is off by E of 0.66 %, so P̂P̂ᵀ by PEᵀ + EPᵀ, √2 of that, and δ by 0.66 % more: 1.14 % in all."""
-
-SPECS = ["none", "bf16", "int8", "int4", "rank4", "rank4-bf16", "rank4-int8", "rank4-int4"]
+SPECS = ["none", "int8", "int4", "rank4", "rank4-int8", "rank4-int4"]
 
 
-def converse(part: Part, codec: Codec, x_a: Tensor, x_b: Tensor, basis: Basis) -> tuple[Change, Change]:
+def converse(part: Part, codec: Codec, x_a: Tensor, x_b: Tensor, priors: Priors) -> tuple[Change, Change]:
     """All three legs of one tensor; returns C as the caller and as the callee hold it."""
-    leg1 = probe(part, codec, x_a, basis)
+    leg1 = probe(part, codec, x_a, priors["w"])
     leg2, left = reply(part, codec, x_b, bytearray(leg1))
     leg3, caller = answer(part, codec, x_a, bytearray(leg2))
     assert (len(leg1), len(leg2), len(leg3)) == part.leg_bytes
     return caller, settle(part, codec, left, bytearray(leg3))
+
+
+def fresh(part: Part) -> Priors:
+    return start_priors([part], torch.Generator().manual_seed(0))
+
+
+def settled(part: Part, codec: Codec, x_a: Tensor, x_b: Tensor, meetings: int = 6) -> tuple[Change, Priors]:
+    """Exchange the same difference again and again, as if with ever new partners; the last change, and the priors."""
+    priors = fresh(part)
+    for _ in range(meetings):
+        change, _ = converse(part, codec, x_a, x_b, priors)
+        priors = next_priors(Correction((change,)), priors)
+    return change, priors
 
 
 def dense(change: Change) -> Tensor:
@@ -72,14 +71,14 @@ def test_numbers_survive_within_half_a_step_of_their_block(form: Format, count: 
     if form is Format.BF16:
         assert torch.equal(x.bfloat16().float(), y)
         return
-    levels = {Format.INT16: 32767, Format.INT8: 127, Format.INT4: 7}[form]
+    levels = {Format.INT8: 127, Format.INT4: 7}[form]
     for block in range(0, count, 64):
         piece = x[block : block + 64]
         bound = piece.abs().max() / levels * (1 + 2**-6) / 2 * 1.0001
         assert (piece - y[block : block + 64]).abs().max() <= bound
 
 
-@pytest.mark.parametrize(("form", "error"), [(Format.INT16, 2.6e-5), (Format.INT8, 0.0066), (Format.INT4, 0.12)])
+@pytest.mark.parametrize(("form", "error"), [(Format.INT8, 0.0066), (Format.INT4, 0.12)])
 def test_the_rounding_error_is_what_the_docstring_says(form: Format, error: float) -> None:
     x = torch.randn(64 * 2000, generator=torch.Generator().manual_seed(1))
     rms = float((decode(bytearray(encode(x, form)), form, tuple(x.shape)) - x).norm() / x.norm())
@@ -106,20 +105,24 @@ def test_numbers_that_are_not_finite_are_never_decoded(form: Format) -> None:
 
 
 def test_an_unknown_codec_is_refused_with_the_valid_forms() -> None:
-    for spec in ("rank", "rank0-int8", "int5", "rank4-int16", "RANK4", "rank99999", ""):
+    for spec in ("rank", "rank0-int8", "int5", "rank4-int16", "bf16", "RANK4", "rank99999", ""):
         with pytest.raises(ConfigError, match="rankR"):
             parse(spec)
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("shape", [(48, 32), (32, 48), (40,), (1,), (128, 3, 5)])
+@pytest.mark.parametrize("shape", [(48, 32), (32, 48), (40,), (1,), (128, 3, 5), (0, 4)])
 def test_both_sides_hold_the_same_correction(spec: str, shape: tuple[int, ...]) -> None:
     codec = parse(spec)
     (part,) = parts({"w": shape}, codec)
     x_a, x_b = pair(shape, 0.1)
-    caller, callee = converse(part, codec, x_a, x_b, start_basis([part], torch.Generator().manual_seed(0)))
-    assert torch.equal(dense(caller), dense(callee))
-    assert dense(caller).norm() > 0.1 * (x_a - x_b).norm()
+    priors = fresh(part)
+    for _ in range(3):
+        caller, callee = converse(part, codec, x_a, x_b, priors)
+        assert torch.equal(dense(caller), dense(callee))
+        priors = next_priors(Correction((caller,)), priors)
+    if len(x_a) > 40:
+        assert dense(caller).norm() > 0.1 * (x_a - x_b).norm()
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -127,10 +130,9 @@ def test_the_two_sides_agree_when_one_runs_in_bfloat16_with_another_number_of_th
     codec = parse(spec)
     (part,) = parts({"w": (96, 64)}, codec)
     x_a, x_b = pair((96, 64), 0.1)
-    basis = start_basis([part], torch.Generator().manual_seed(0))
     before = torch.get_num_threads()
     try:
-        leg1 = probe(part, codec, x_a, basis)
+        leg1 = probe(part, codec, x_a, fresh(part)["w"])
         torch.set_num_threads(2)
         leg2, left = reply(part, codec, x_b.bfloat16(), bytearray(leg1))
         torch.set_num_threads(1)
@@ -146,79 +148,89 @@ def test_the_two_sides_agree_when_one_runs_in_bfloat16_with_another_number_of_th
     assert torch.allclose(half.float(), x_b.bfloat16().float() + 0.5 * ours, rtol=2**-7, atol=1e-3)
 
 
-@pytest.mark.parametrize(("spec", "tolerance"), [("rank32", 2e-6), ("rank32-int8", FULL_INT8), ("none", 2e-6)])
+@pytest.mark.parametrize(("spec", "tolerance"), [("rank32", 2e-6), ("none", 2e-6), ("int8", 0.01), ("int4", 0.17)])
 @pytest.mark.parametrize("shape", [(48, 32), (32, 48), (32, 32)])
 def test_at_full_rank_the_correction_is_the_whole_difference(
     spec: str, tolerance: float, shape: tuple[int, ...]
 ) -> None:
     codec = parse(spec)
     rows, columns, rank = max(shape), min(shape), codec.rank or 0
-    left, right = rows * rank, columns * rank
-    full = (
-        encoded_bytes(codec.basis, right) + encoded_bytes(codec.fine, left),
-        encoded_bytes(codec.basis, left) + encoded_bytes(codec.fine, right),
-        encoded_bytes(codec.coarse, right),
-    )
+    full = (4 * (rows + columns) * rank, 4 * (rows + columns) * rank, 4 * columns * rank)
     part = Part("w", shape, rows, columns, shape[1] > shape[0], rank, full) if rank else parts({"w": shape}, codec)[0]
     x_a, x_b = pair(shape, 0.5)
-    basis = start_basis([part], torch.Generator().manual_seed(0))
-    change, _ = converse(part, codec, x_a, x_b, basis)
+    change, _ = settled(part, codec, x_a, x_b)
     assert (dense(change) - (x_a - x_b)).norm() <= tolerance * (x_a - x_b).norm()
     change.add_(x_a, -0.5)
     change.add_(x_b, +0.5)
     assert (x_a - x_b).norm() <= tolerance * pair(shape, 0.5)[0].norm()
 
 
-@pytest.mark.parametrize("spec", ["rank8", "rank8-bf16", "rank8-int8", "rank8-int4"])
-def test_a_warm_start_captures_what_the_rank_promises(spec: str) -> None:
-    """Power iteration on a fixed difference converges to the best rank-8 approximation (Eckart–Young)."""
+@pytest.mark.parametrize(("spec", "rounding"), [("rank8", 0.0), ("rank8-int8", 0.03), ("rank8-int4", 0.35)])
+@pytest.mark.parametrize("apart", [1e-3, 0.3])
+def test_a_warm_start_captures_what_the_rank_promises(spec: str, rounding: float, apart: float) -> None:
+    """Power iteration on a fixed difference converges to the best rank-8 approximation (Eckart–Young).
+
+    In few bits as closely as these allow, however near the models are: 4 bits leave a quarter of P and 11 % of Z, and
+    P̂ in 4 bits is off by 11 %, so P̂P̂ᵀ by √2 of that.
+    """
     codec = parse(spec)
     (part,) = parts({"w": (96, 64)}, codec)
-    x_a, x_b = pair((96, 64), 1e-3)
-    basis = start_basis([part], torch.Generator().manual_seed(0))
-    for _ in range(6):
-        change, _ = converse(part, codec, x_a, x_b, basis)
-        basis = next_basis(Correction((change,)), basis)
+    x_a, x_b = pair((96, 64), apart)
+    change, _ = settled(part, codec, x_a, x_b, 8)
     values = torch.linalg.svdvals(x_a - x_b)
     best = float(values[8:].norm() / values.norm())
     reached = float((x_a - x_b - dense(change)).norm() / values.norm())
-    # the 4-bit answer itself is off by about 11 % of what it describes
-    assert reached <= best * 1.05 + {"rank8": 0, "rank8-bf16": 0.03, "rank8-int8": 0.03, "rank8-int4": 0.13}[spec]
+    assert reached <= best * 1.05 + rounding
 
 
-@pytest.mark.parametrize(
-    ("spec", "left_over"), [("none", 1e-3), ("bf16", 0.04), ("int8", 0.04), ("int4", 0.13), ("rank4-int4", 0.13)]
-)
-def test_two_models_a_thousandth_apart_come_as_close_as_the_codec_promises(spec: str, left_over: float) -> None:
+@pytest.mark.parametrize(("spec", "left_over"), [("none", 1e-3), ("int8", 0.012), ("int4", 0.13), ("rank4-int4", 0.13)])
+@pytest.mark.parametrize("apart", [1e-4, 1e-2, 1.0])
+def test_two_models_come_as_close_as_the_bits_promise_however_near_they_are(
+    spec: str, left_over: float, apart: float
+) -> None:
     """Whole tensors and vectors: what is left is the rounding of the difference, not that of the models."""
     codec = parse(spec)
-    (part,) = parts({"bias": (4096,)}, codec)
-    x_a, x_b = pair((4096,), 1e-3)
-    apart = (x_a - x_b).norm()
-    change, _ = converse(part, codec, x_a, x_b, {})
+    (part,) = parts({"w": (4096,)}, codec)
+    x_a, x_b = pair((4096,), apart)
+    before = (x_a - x_b).norm()
+    change, _ = settled(part, codec, x_a, x_b, 24)
     change.add_(x_a, -0.5)
     change.add_(x_b, +0.5)
-    assert (x_a - x_b).norm() <= left_over * apart
+    assert (x_a - x_b).norm() <= left_over * before
+
+
+@pytest.mark.parametrize(("spec", "left_over"), [("int4", 0.13), ("int8", 0.02), ("rank4-int4", 0.75)])
+@pytest.mark.parametrize(("expected", "met"), [(1e-4, 0.1), (0.1, 1e-4)])
+def test_a_peer_that_expects_far_too_little_or_too_much_finds_the_size_again(
+    spec: str, left_over: float, expected: float, met: float
+) -> None:
+    codec = parse(spec)
+    shape = (96, 64) if codec.rank else (4096,)
+    (part,) = parts({"w": shape}, codec)
+    _, priors = settled(part, codec, *pair(shape, expected), 12)
+    x_a, x_b = pair(shape, met)
+    for _ in range(24):
+        change, _ = converse(part, codec, x_a, x_b, priors)
+        assert dense(change).norm() < 2 * max(expected, met) * x_a.norm()
+        priors = next_priors(Correction((change,)), priors)
+    assert (dense(change) - (x_a - x_b)).norm() < left_over * (x_a - x_b).norm()
 
 
 def test_identical_models_exchange_nothing_and_keep_the_basis() -> None:
-    codec = parse("rank4-int8")
+    codec = parse("rank4-int4")
     (part,) = parts({"w": (48, 32)}, codec)
     x, _ = pair((48, 32), 0.1)
-    basis = start_basis([part], torch.Generator().manual_seed(0))
-    change, _ = converse(part, codec, torch.zeros(48, 32), torch.zeros(48, 32), basis)
+    priors = fresh(part)
+    change, _ = converse(part, codec, x, x.clone(), priors)
     assert dense(change).norm() == 0
-    assert torch.equal(next_basis(Correction((change,)), basis)["w"], basis["w"])
-    change, _ = converse(part, codec, x, x.clone(), basis)
-    assert dense(change).norm() < 1e-4 * x.norm()
+    assert next_priors(Correction((change,)), priors)["w"].basis is priors["w"].basis
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_norm_of_a_correction_is_that_of_the_matrix_it_stands_for(spec: str) -> None:
     codec = parse(spec)
     (part,) = parts({"w": (48, 32)}, codec)
-    x_a, x_b = pair((48, 32), 0.1)
-    change, _ = converse(part, codec, x_a, x_b, start_basis([part], torch.Generator().manual_seed(0)))
+    change, _ = converse(part, codec, *pair((48, 32), 0.1), fresh(part))
     assert Correction((change,)).norm() == pytest.approx(float(dense(change).norm()), rel=1e-5)
 
 
@@ -228,12 +240,29 @@ def test_a_tensor_travels_whole_when_that_is_cheaper() -> None:
     assert cut == {"big": 16, "small": 0, "bias": 0}
 
 
-def test_rank_16_of_gpt2_small_takes_a_seventieth_of_its_bytes() -> None:
+@pytest.mark.parametrize(("spec", "share"), [("rank16-int8", 95), ("rank16-int4", 175)])
+def test_what_rank_16_of_gpt2_small_takes_of_its_bytes(spec: str, share: float) -> None:
     shapes: dict[str, tuple[int, ...]] = {"wte": (50257, 768), "wpe": (1024, 768)}
     for layer in range(12):
         shapes |= {f"{layer}.attn": (768, 2304), f"{layer}.proj": (768, 768)}
         shapes |= {f"{layer}.up": (768, 3072), f"{layer}.down": (3072, 768), f"{layer}.vectors": (9984,)}
-    plan = parts(shapes, parse("rank16-int8"))
+    plan = parts(shapes, parse(spec))
     caller = sum(part.leg_bytes[0] + part.leg_bytes[2] for part in plan)
     callee = sum(part.leg_bytes[1] for part in plan)
-    assert max(caller, callee) < 498e6 / 70
+    assert (caller + callee) / 2 < 498e6 / share
+
+
+def test_vectors_beside_low_rank_matrices_travel_in_one_of_four_meetings_the_same_for_both_sides() -> None:
+    shapes: dict[str, tuple[int, ...]] = {f"w{k}": (96, 64) for k in range(3)} | {f"b{k}": (96,) for k in range(3)}
+    cut = parts(shapes, parse("rank4-int4"))
+    meetings = [number.to_bytes(16, "big") for number in range(4000)]
+    chosen = [drawn(cut, meeting) for meeting in meetings]
+    assert all([part for part in cut if part.rank] == [part for part in some if part.rank] for some in chosen)
+    for vector in cut[3:]:
+        count = sum(vector in some for some in chosen)
+        assert abs(count - 1000) < 5 * (4000 * 0.25 * 0.75) ** 0.5
+    both = sum(cut[3] in some and cut[4] in some for some in chosen)
+    assert abs(both - 250) < 5 * (4000 / 16 * 15 / 16) ** 0.5  # by chances of their own
+    assert all(drawn(cut, meeting) == some for meeting, some in zip(meetings, chosen, strict=True))
+    whole = parts(shapes, parse("int4"))
+    assert drawn(whole, meetings[0]) == whole

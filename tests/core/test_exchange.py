@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.core.codec import Correction, parse, parts, start_basis
+from peer.core.change import Correction
+from peer.core.codec import parse, parts
 from peer.core.decision import Decision
 from peer.core.exchange import (
     ENDINGS,
@@ -24,12 +25,13 @@ from peer.core.exchange import (
     Phase,
 )
 from peer.core.legs import FRAME_BYTES, MAX_FRAME_BYTES, Inbox, Outbox
+from peer.core.prior import start_priors
 from peer.core.state import Tensors
 from peer.errors import ProtocolError
 from peer.wire.peer_pb2 import Abort, Answer, Commit, Done, Frame, Message, Offer
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (96, 64), "bias": (40,), "v": (32, 96), "gain": (1,)}
-SPECS = ["none", "bf16", "int4", "rank4", "rank4-int8", "rank4-int4"]
+SPECS = ["none", "int4", "rank4", "rank4-int8", "rank4-int4"]
 
 
 def anything(norm: float, model_norm: float) -> Decision:
@@ -48,7 +50,7 @@ class Pair:
         codec = parse(spec)
         cut = parts(SHAPES, codec)
         self.x_a, self.x_b = model(1), model(2)
-        self.caller = Caller(cut, codec, start_basis(cut, torch.Generator().manual_seed(0)), admit)
+        self.caller = Caller(cut, codec, start_priors(cut, torch.Generator().manual_seed(0)), admit)
         self.callee = Callee(cut, codec, admit)
         self.caller.receive(Message(answer=Answer(accepted=True)))
 
@@ -400,7 +402,7 @@ def test_exchanges_of_random_models_draw_the_pair_together() -> None:
     pair = Pair()
     start = sum(float((pair.x_a[n] - pair.x_b[n]).square().sum()) for n in SHAPES)
     for turn in range(10):
-        pair.caller = Caller(cut, codec, start_basis(cut, torch.Generator().manual_seed(turn)), anything)
+        pair.caller = Caller(cut, codec, start_priors(cut, torch.Generator().manual_seed(turn)), anything)
         pair.callee = Callee(cut, codec, anything)
         pair.caller.receive(Message(answer=Answer(accepted=True)))
         pair.run()

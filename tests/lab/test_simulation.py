@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from peer.core.codec import parse, parts, start_basis
+from peer.core.codec import parse, parts
 from peer.core.gossip import Outer, start
+from peer.core.prior import start_priors
 from peer.core.state import State
 from peer.data.corpus import Corpus
 from peer.errors import ConfigError
@@ -83,7 +84,7 @@ def test_an_exchange_sends_what_its_parts_say_and_the_messages_around_them() -> 
         tensors = {part.name: torch.randn(part.shape, generator=generator) for part in cut}
         return State(tensors, {name: t.clone() for name, t in tensors.items()}, start(Outer().form, tensors))
 
-    found = encounter(Outer(), cut, codec, start_basis(cut, generator), peer(), peer())
+    found = encounter(Outer(), cut, codec, start_priors(cut, generator), peer(), peer())
     legs = [sum(part.leg_bytes[leg] for part in cut) for leg in range(3)]
     assert legs[0] + legs[2] < found.caller_bytes < legs[0] + legs[2] + 400
     assert legs[1] < found.callee_bytes < legs[1] + 200

@@ -1,0 +1,63 @@
+"""What a meeting comes to: a change of every tensor, equal and opposite on the two sides, and what to expect next."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peer.core.part import Part
+from peer.core.state import Tensors
+
+_CHUNK = 2**18
+
+
+@dataclass(frozen=True)
+class Change:
+    """C of one tensor: `left` (rows × rank) times `right` (columns × rank) transposed; `left` alone if it is whole."""
+
+    part: Part
+    left: Tensor
+    right: Tensor | None
+
+    def add_(self, x: Tensor, weight: float) -> None:
+        """Add weight × C to a tensor in place, on the tensor's own device and in its dtype."""
+        if self.right is None:
+            x.add_(self.left.to(x.device, x.dtype).view(x.shape), alpha=weight)
+            return
+        left, right = self.left.to(x.device), self.right.to(x.device)
+        if self.part.turned:
+            left, right = right, left
+        flat = x.view(x.shape[0], -1)
+        if x.dtype == torch.float32:
+            flat.addmm_(left, right.T, alpha=weight)
+        else:
+            flat.add_((left @ right.T).mul_(weight).to(x.dtype))
+
+    def squared_norm(self) -> float:
+        """Return ‖C‖²; for factors tr((PᵀP)(δᵀδ)), without forming C."""
+        if self.right is None:
+            # in pieces: one sum of so many squares in float32 is off by a third of a percent
+            pieces = torch.split(self.left.reshape(-1), _CHUNK)
+            return math.fsum(float(torch.linalg.vector_norm(piece)) ** 2 for piece in pieces)
+        left, right = self.left.double(), self.right.double()
+        return float(((left.T @ left) * (right.T @ right)).sum().clamp(min=0))
+
+
+@dataclass(frozen=True)
+class Correction:
+    """C of a whole model. The caller adds −w C, the callee +w C: equal and opposite, so the swarm's mean stays."""
+
+    changes: tuple[Change, ...]
+
+    @torch.no_grad()
+    def add_(self, tensors: Tensors, weight: float) -> None:
+        """Add weight × C to every tensor in place."""
+        for change in self.changes:
+            change.add_(tensors[change.part.name], weight)
+
+    def norm(self) -> float:
+        """Return the L2 norm of C over all tensors."""
+        return math.sqrt(sum(change.squared_norm() for change in self.changes))
