@@ -21,6 +21,7 @@ from .printer import Printer
     epilog=examples(
         "peer join --model gpt-125m",
         "peer join --model gpt-125m --bootstrap /ip4/203.0.113.5/tcp/7700/p2p/12D3KooW...",
+        "peer join --model gpt-125m --inner lordo",
         "peer join --run our-run.toml --data ~/texts --device cuda:1",
     ),
 )
@@ -32,6 +33,13 @@ from .printer import Printer
     f"Without --run, its preset says everything else.  [default: {MODEL}]",
 )
 @option("--run", group="What is trained", metavar="FILE", help="The run's manifest (TOML), as its organizer gave it.")
+@option(
+    "--inner",
+    group="What is trained",
+    metavar="adamw|lordo",
+    help="The inner optimizer, in place of the preset's; that makes another run, in which all give the same. lordo's "
+    "memory of the layers is an eighth of AdamW's or less.  [default: the run's]",
+)
 @option(
     "--data",
     group="What is trained",

@@ -14,6 +14,7 @@ class Printer:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
+        self._optimizer_told = False
 
     def say(self, sentence: str) -> None:
         """Print a sentence."""
@@ -32,6 +33,9 @@ class Printer:
         sentence = line(record)
         if sentence is not None:
             self.say(sentence)
+        if record["event"] == "round" and not self._optimizer_told:
+            self._optimizer_told = True
+            self.say(f"the inner optimizer takes {record['optimizer_bytes'] / 1e6:.1f} MB of memory")
 
 
 def line(record: Record) -> str | None:

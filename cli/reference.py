@@ -14,7 +14,7 @@ HEAD = """# Command line
 Made of `--help` by `make docs`; a test compares.
 
 Exit status: 0 done, also after Ctrl-C; 1 an error, in one sentence on standard error; 2 a wrong command line; 130
-interrupted before anything began.
+interrupted before anything began, or before a simulation was over.
 """
 
 
@@ -27,7 +27,16 @@ def reference() -> str:
         if found is not None:
             context = click.Context(found, info_name=name, parent=root, terminal_width=WIDTH)
             pages.append(_page(f"peer {name}", found, context))
+            for below, each in _visible(found):
+                context_below = click.Context(each, info_name=below, parent=context, terminal_width=WIDTH)
+                pages.append(_page(f"peer {name} {below}", each, context_below))
     return "\n".join([HEAD, *pages])
+
+
+def _visible(command: click.Command) -> list[tuple[str, click.Command]]:
+    """Return a command's own subcommands by name, but the hidden ones."""
+    below = command.commands if isinstance(command, click.Group) else {}
+    return [(name, each) for name, each in below.items() if not each.hidden]
 
 
 def _page(title: str, command: click.Command, context: click.Context) -> str:

@@ -56,6 +56,8 @@ def _lines(found: Status) -> Iterator[tuple[str, str]]:
     if found.started:
         yield "model", f"{found.model}, {found.parameters:,} parameters, {found.dtype} on {found.device}"
         yield "round", f"{found.round}, loss {_loss(found)}"
+        if found.optimizer_bytes is not None:
+            yield "optimizer", f"{_size(found.optimizer_bytes)} of memory"
         yield "peers", f"{found.peers} known, last partner {found.partner or 'none yet'}"
         yield "meetings", f"{found.meetings} done, {found.declined} declined, {found.failed} failed"
         yield "bytes", f"{_size(found.bytes_sent)} sent, {_size(found.bytes_received)} received"

@@ -15,6 +15,7 @@ from peer.models import presets
 
 from .help import Command, examples, option
 
+INNER = "The inner optimizer; lordo's memory of the layers is an eighth of AdamW's or less.  [default: the preset's]"
 PEERS = 4
 MODEL = "gpt-nano"
 
@@ -58,8 +59,9 @@ MODEL = "gpt-nano"
     "--codec",
     group="What is trained",
     metavar="CODEC",
-    help="How differences travel: none, int4, rank4-int8 and the like.  [default: the preset's]",
+    help="How differences travel: none, int4, rank4-int4 and the like.  [default: the preset's]",
 )
+@option("--inner", group="What is trained", metavar="adamw|lordo", help=INNER)
 @option("--seed", group="What is trained", type=int, default=0, metavar="S", show_default=True, help="Of the run.")
 @option(
     "--home",
@@ -78,6 +80,7 @@ def command(
     rounds: int | None,
     data: str | None,
     codec: str | None,
+    inner: str | None,
     seed: int,
     home: Path | None,
     json: bool,
@@ -94,7 +97,7 @@ def command(
 
     from .rows import WIDTH, Progress, outcome, summary
 
-    run = plan(model, peers, rounds, data, codec, seed)
+    run = plan(model, peers, rounds, data, codec, seed, inner)
     errors = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
     with ExitStack() as stack:
         if home is None:

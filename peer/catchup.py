@@ -1,8 +1,8 @@
 """Fetch State from another peer.
 
 A newcomer, or a peer that was away for too long, gets a donor's anchor, outer memory and round; it goes on with
-weights = anchor and an inner optimizer of its own. Every chunk is hashed, and nothing is used before all of it is there
-and fits.
+weights = anchor. Of the inner optimizer it gets the low-rank part; AdamW's moments, which are as large as the model
+again, begin anew. Every chunk is hashed, and nothing is used before all of it is there and fits.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from math import prod
 
 import torch
 
-from peer.core.gossip import slots
 from peer.core.members import Member, donors
-from peer.core.state import Cursor, State, Tensors
-from peer.donor import CHUNK_BYTES, PROTOCOL, SILENCE_S, SNAPSHOT_S
+from peer.core.state import Cursor, State
+from peer.donor import CHUNK_BYTES, PROTOCOL, SILENCE_S, SNAPSHOT_S, layout, place
 from peer.errors import ProtocolError, Unreachable
 from peer.events import CatchUp, EventLog, Skip
+from peer.lordo import flaw_of
 from peer.manifest import Manifest
 from peer.net.base import Network, Stream
 from peer.wire.peer_pb2 import Message, StateChunk, StateHeader, StateRequest
@@ -99,10 +99,7 @@ class Download:
         self, run: Manifest, shapes: dict[str, tuple[int, ...]], origin: str | None, round: int, me: str
     ) -> None:
         self._run, self._origin, self._round, self._me = run, origin, round, me
-        names = [f"anchor/{name}" for name in shapes]
-        names += [f"outer/{slot}/{name}" for slot in slots(run.outer.form) for name in shapes]
-        self._expected = {name: shapes[name.removeprefix("anchor/")] for name in names if name.startswith("anchor/")}
-        self._expected |= {name: shapes[name.split("/", 2)[2]] for name in names if name.startswith("outer/")}
+        self._expected = layout(run, shapes)
         self.size_bytes = sum(4 * prod(shape) for shape in self._expected.values())
         self._header = StateHeader()
         self._buffer = bytearray()
@@ -166,18 +163,16 @@ class Download:
         self._next += 1
 
     def _state(self) -> State:
-        tensors, offset = Tensors(), 0
+        state, offset = State({}, {}, {}, {}, self._header.round, 0, Cursor(), self._header.origin), 0
         for name, shape in self._expected.items():
             count = prod(shape)
             tensor = torch.frombuffer(self._buffer, dtype=torch.float32, count=count, offset=offset).view(shape)
             if not bool(torch.isfinite(tensor).all()):
                 raise ProtocolError("non-finite", f"the donor's {name} is not finite")
-            tensors[name] = tensor
+            tensors, key = place(state, name)
+            tensors[key] = tensor
             offset += 4 * count
-        anchor = {name.removeprefix("anchor/"): t for name, t in tensors.items() if name.startswith("anchor/")}
-        outer: dict[str, Tensors] = {slot: {} for slot in slots(self._run.outer.form)}
-        for name, tensor in tensors.items():
-            if name.startswith("outer/"):
-                _, slot, parameter = name.split("/", 2)
-                outer[slot][parameter] = tensor
-        return State(anchor, anchor, outer, {}, self._header.round, 0, Cursor(), self._header.origin)
+        if flaw := flaw_of(state.inner):
+            raise ProtocolError("malformed", f"the donor's inner optimizer is none: {flaw}")
+        state.weights = state.anchor
+        return state

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from peer import tables
 from peer.errors import ConfigError
@@ -32,6 +32,7 @@ class Config:
     home: the folder of all that it owns.
     run: a manifest's file; without one the model's preset is the run.
     model: a preset or a transformers config.json; empty when a run's file is given, which names its model itself.
+    inner: the inner optimizer, in place of the preset's; None: the run's own.
     bootstraps: multiaddrs of DHT nodes to find the swarm through.
     data: what to read instead of the run's corpus.
     rounds: leave after this many of one's own; None: when the run is over.
@@ -44,6 +45,7 @@ class Config:
     home: Path = field(default_factory=HOME.expanduser)
     run: Path | None = None
     model: str = MODEL
+    inner: Literal["adamw", "lordo"] | None = None
     bootstraps: tuple[str, ...] = ()
     data: str | None = None
     rounds: int | None = None
@@ -83,7 +85,8 @@ class Config:
         home = given.get("home", preset["home"])
         written = _read(home / FILE)
         if "run" in given:
-            written.pop("model", None)
+            for key in ("model", "inner"):  # of a run that the file may know nothing of
+                written.pop(key, None)
         values = preset | written | given | {"home": home}
         if not {"run", "model"} & {*written, *given} and (home / RUN_FILE).is_file():
             values["run"] = home / RUN_FILE  # a peer goes on with the run that its home belongs to

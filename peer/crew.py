@@ -1,4 +1,4 @@
-"""The processes of a swarm on this machine: `peer` commands, each with a home and a log, none left behind."""
+"""Processes of ours on this machine: `peer` commands, each with a log, none left behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -57,10 +58,13 @@ class Crew:
         """Run `peer ARGUMENTS` with a new home of this name in the folder, and log.txt in it."""
         home = self._folder / name
         home.mkdir(mode=0o700)
-        log = home / "log.txt"
+        return self.launch(home / "log.txt", *arguments, "--home", str(home))
+
+    def launch(self, log: Path, *arguments: str) -> Child:
+        """Run `peer ARGUMENTS`; what it prints goes into a log that begins anew."""
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, *_COMMAND, *arguments, "--home", str(home)],
+                [sys.executable, *_COMMAND, *arguments],
                 env=self._environment,
                 stdin=subprocess.PIPE,  # the leash; nothing is ever written
                 stdout=output,
@@ -87,14 +91,23 @@ class Crew:
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM instead of ending this process, until it is left."""
+    """Counts signals (SIGINT and SIGTERM if not told others) instead of ending this process, until it is left.
 
-    def __init__(self) -> None:
+    note: called at each with the count, between two instructions of the main thread; what it raises is raised there.
+    """
+
+    def __init__(
+        self,
+        note: Callable[[int], None] | None = None,
+        signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+    ) -> None:
         self.count = 0
+        self._note = note
+        self._signals = signals
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._signals:
             self._before[number] = signal.signal(number, self._another)
         return self
 
@@ -104,3 +117,5 @@ class Interrupts:
 
     def _another(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
+        if self._note is not None:
+            self._note(self.count)

@@ -1,6 +1,7 @@
 """Hand State out: what a peer gives to newcomers, beside its own training.
 
-The donor copies its anchor and outer memory once, at a step boundary, and serves the copy to as many newcomers as come.
+The donor copies its anchor, outer memory, and the small part of its inner optimizer's, once, at a step boundary, and
+serves the copy to as many newcomers as come.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import hashlib
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from peer.boundary import Boundary
 from peer.core.gossip import slots
 from peer.core.state import State
+from peer.lordo import handed_over
 from peer.manifest import Manifest
 from peer.net.base import Stream
 from peer.wire.peer_pb2 import Abort, Message, StateChunk, StateHeader, StateRequest, TensorEntry
@@ -28,9 +31,32 @@ SNAPSHOT_S = 120.0
 """Training gets this long to reach a step boundary; a snapshot nobody has read from for this long is dropped."""
 
 
+def layout(run: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return what a newcomer gets, in order: "anchor/P", "outer/SLOT/P" or "inner/SLOT/P" → shape; all of it float32.
+
+    shapes: of the parameters P, in the model's order. AdamW's memory is twice the model, and stays where it is.
+    """
+    found = {f"anchor/{name}": shape for name, shape in shapes.items()}
+    for slot in slots(run.outer.form):
+        found |= {f"outer/{slot}/{name}": shape for name, shape in shapes.items()}
+    if run.inner.optimizer == "lordo":
+        for slot, kept in handed_over(shapes, run.inner.rule).items():
+            found |= {f"inner/{slot}/{name}": shape for name, shape in kept.items()}
+    return found
+
+
+def place(state: State, name: str) -> tuple[dict[str, Tensor], str]:
+    """Return where in a state a tensor of `layout` belongs: the dictionary, and its key there."""
+    part, _, rest = name.partition("/")
+    if part == "anchor":
+        return state.anchor, rest
+    slot, _, parameter = rest.partition("/")
+    return (state.outer if part == "outer" else state.inner).setdefault(slot, {}), parameter
+
+
 @dataclass
 class Snapshot:
-    """A donor's anchor and outer memory as they stood at one step boundary."""
+    """What a donor hands out, as it stood at one step boundary."""
 
     header: StateHeader
     tensors: list[Tensor]
@@ -105,18 +131,12 @@ class Donor:
 
     async def _take(self) -> Snapshot:
         def copy(state: State) -> tuple[int, str, dict[str, Tensor]]:
-            stored = {f"anchor/{name}": tensor for name, tensor in state.anchor.items()}
-            for slot in slots(self._run.outer.form):
-                stored |= {f"outer/{slot}/{name}": tensor for name, tensor in state.outer[slot].items()}
-            # of tensors on a GPU .cpu() is the copy
-            return (
-                state.round,
-                state.origin,
-                {
-                    name: tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
-                    for name, tensor in stored.items()
-                },
-            )
+            found = {}
+            for name in layout(self._run, {name: tuple(tensor.shape) for name, tensor in state.anchor.items()}):
+                tensors, key = place(state, name)
+                # of tensors on a GPU .cpu() is the copy
+                found[name] = tensors[key].clone() if tensors[key].device.type == "cpu" else tensors[key].cpu()
+            return state.round, state.origin, found
 
         round, origin, tensors = await self._boundary.visit(copy, SNAPSHOT_S)
         entries = [TensorEntry(name=name, shape=tensor.shape) for name, tensor in tensors.items()]

@@ -82,6 +82,8 @@ class Round:
     bytes_received: since the start
     partner: peer id of the last partner, null before the first meeting
     stall_s: seconds that training lost to meetings in this round
+    optimizer_bytes: memory of the inner optimizer, measured
+    feedback: L2 norm of what the low-rank bases have left out so far, null without error feedback
     """
 
     kind: ClassVar[str] = "round"
@@ -100,6 +102,8 @@ class Round:
     bytes_received: int
     partner: str | None
     stall_s: float
+    optimizer_bytes: int
+    feedback: float | None
 
 
 @dataclass(frozen=True)

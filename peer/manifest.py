@@ -11,18 +11,20 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 from peer import tables
 from peer.core import codec, schedule, stability
 from peer.core.gossip import Outer
 from peer.core.schedule import Schedule
 from peer.errors import ConfigError
+from peer.inner import Inner as Inner
 from peer.models import presets, tokenizer
 
 VERSION = 1
@@ -41,19 +43,6 @@ class Data:
     shards: int
     sequence_length: int  # tokens
     batch: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inner:
-    """The inner optimizer. lr: at the peak of the schedule. clip: the largest norm of a gradient."""
-
-    optimizer: Literal["adamw"] = "adamw"
-    lr: float
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    clip: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +86,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "inner.epsilon": (1e-20, 1.0),
     "inner.weight_decay": (0.0, 10.0),
     "inner.clip": (1e-6, 1e6),
+    "inner.rank": (0, 2**16),
+    "inner.omega": (0.01, 1.0),
     "exchange.meetings": (0, 1000),
     "exchange.max_lag": (0, 10**6),
 }
@@ -138,7 +129,17 @@ class Manifest:
     @classmethod
     def parse(cls, text: str, base: Path | None = None) -> Manifest:
         """Read a manifest; base: the folder from which a relative path of a model's config starts."""
-        table = tables.parse(text)
+        return cls.of(tables.parse(text), base)
+
+    @classmethod
+    def of(
+        cls, table: Mapping[str, Any], base: Path | None = None, config: Mapping[str, Any] | None = None
+    ) -> Manifest:
+        """Make a manifest of the values of its file; base: as for `parse`.
+
+        config: laid over the model's, for the lab; a file can't say it, so `to_toml` of such a run is another run.
+        """
+        table = dict(table)
         if table.get("version", VERSION) != VERSION:
             raise ConfigError(
                 f"version is {table['version']!r}; this peerloom reads version {VERSION}, so use a matching one"
@@ -147,7 +148,7 @@ class Manifest:
         top = tables.typed(table, {**_TOP, **SECTIONS})
         if "model" not in top:
             raise ConfigError('no model is named; add a line such as: model = "gpt-125m"')
-        return _complete(top, sections, base)
+        return _complete(top, sections, base, config)
 
     @classmethod
     def preset(cls, model: str, base: Path | None = None) -> Manifest:
@@ -155,17 +156,28 @@ class Manifest:
         return _complete({"model": model}, {name: {} for name in SECTIONS}, base)
 
     @classmethod
-    def choose(cls, run: Path | None, model: str) -> Manifest:
-        """Return the manifest of a file if one is given, else a model's preset.
+    def choose(cls, run: Path | None, model: str, inner: str | None = None) -> Manifest:
+        """Return the manifest of a file if one is given, else a model's preset, trained by another inner optimizer.
 
-        model: as for `preset`; may be empty beside a file. Raises `ConfigError` when the two name different models.
+        model: as for `preset`; may be empty beside a file. Raises `ConfigError` when a file names another model than
+        model, or another optimizer than inner: a file is a run as it is.
         """
         if run is None:
-            return cls.preset(model)
+            return cls.preset(model) if inner is None else cls.preset(model).trained_by(inner)
         manifest = cls.load(run)
         if model and _absolute(model, presets.names(), None) != manifest.model:
             raise ConfigError(f"run manifest '{run}' is for model '{manifest.model}', not '{model}'; leave --model out")
+        if inner not in (None, manifest.inner.optimizer):
+            raise ConfigError(
+                f"run manifest '{run}' trains with {manifest.inner.optimizer}, not {inner}; leave --inner out to join "
+                f'that run, or write optimizer = "{inner}" under [inner] in a copy of it, which is another run'
+            )
         return manifest
+
+    def trained_by(self, optimizer: str) -> Manifest:
+        """Return this run with an inner optimizer, which may make it another run; raises `ConfigError`."""
+        inner = replace(self.inner, **_section("inner", {"optimizer": optimizer}))
+        return replace(self, inner=replace(inner, **inner.unused)).check()
 
     @cached_property
     def run_id(self) -> str:
@@ -175,7 +187,8 @@ class Manifest:
     def canonical(self) -> str:
         """Return the run as JSON in one fixed form.
 
-        All of it counts but `model`, which is only where `config` came from; so does the content of a tokenizer's file.
+        All of it counts but `model`, which is only where `config` came from, and the keys of an inner optimizer that is
+        not this run's; so does the content of a tokenizer's file.
         """
         values = asdict(self)
         del values["model"]
@@ -184,6 +197,8 @@ class Manifest:
         for name, kind in SECTIONS.items():
             hints = get_type_hints(kind)
             values[name] = {key: float(value) if hints[key] is float else value for key, value in values[name].items()}
+        for key in self.inner.unused:
+            del values["inner"][key]
         if self.round_seconds is not None:
             values["round_seconds"] = float(self.round_seconds)
         return json.dumps(
@@ -195,7 +210,9 @@ class Manifest:
         lines = [_line(key, getattr(self, key)) for key in _TOP if getattr(self, key) is not None]
         for name, kind in SECTIONS.items():
             section = getattr(self, name)
-            lines += ["", f"[{name}]", *(_line(field.name, getattr(section, field.name)) for field in fields(kind))]
+            unused = section.unused if isinstance(section, Inner) else {}
+            keys = [field.name for field in fields(kind) if field.name not in unused]
+            lines += ["", f"[{name}]", *(_line(key, getattr(section, key)) for key in keys)]
         return "\n".join(lines) + "\n"
 
     def check(self) -> Manifest:
@@ -210,6 +227,7 @@ class Manifest:
                 value = getattr(value, part)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{key} is {value}; give a number from {low} to {high}")
+        self.inner.check()
         positions = self.config.get("n_positions", self.config.get("max_position_embeddings"))
         if isinstance(positions, int) and self.data.sequence_length > positions:
             raise ConfigError(
@@ -233,10 +251,15 @@ def _section(name: str, table: Any) -> dict[str, Any]:
     return tables.typed(table, get_type_hints(SECTIONS[name]), f"[{name}]")
 
 
-def _complete(top: dict[str, Any], sections: dict[str, dict[str, Any]], base: Path | None) -> Manifest:
-    """Fill what is left out from the preset."""
+def _complete(
+    top: dict[str, Any],
+    sections: dict[str, dict[str, Any]],
+    base: Path | None,
+    over: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Fill what is left out from the preset; over: laid over the model's config."""
     model = top["model"]
-    config = presets.resolve(model, base)
+    config = presets.resolve(model, base) | dict(over or {})
     preset = _preset(model, config)
     values: dict[str, Any] = {key: preset[key] for key in _TOP if key in preset}
     if any(key in top for key in _PACE):

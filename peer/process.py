@@ -34,7 +34,7 @@ def main(config: Config, say: Say, echo: Callable[[Record], None]) -> Stop:
     """
     home = Home(config.home)
     home.create()
-    run = Manifest.choose(config.run, config.model)
+    run = Manifest.choose(config.run, config.model, config.inner)
     identity = Identity.load(home.path)
     with home.lock(run.run_id, identity.peer_id):
         _settle_in(home, run)

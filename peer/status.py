@@ -37,6 +37,7 @@ class Status:
 
     running, pid, uptime_s: as the home's lock says; pid and uptime_s are None when it doesn't run.
     loss: mean training loss of the last round (nats a token), None before the first one and when it isn't finite.
+    optimizer_bytes: memory of the inner optimizer, None before the first round.
     partner: of the last meeting. skipped: reason → how many meetings were declined or failed for it.
     checkpoint_round, checkpoint_time: of the last checkpoint, an earlier life's if this one has written none.
     stopped: None while it runs, and after it was killed. started, heard: time of its first and its last event.
@@ -57,6 +58,7 @@ class Status:
     round: int = 0
     loss: float | None = None
     lr: float | None = None
+    optimizer_bytes: int | None = None
     peers: int = 0
     partner: str | None = None
     last_failure: Failure | None = None
@@ -81,7 +83,7 @@ _IDENTITY = ("pid", "run_id", "name", "model", "peer_id", "parameters", "device"
 _COUNTS = ("meetings", "declined", "failed", "bytes_sent", "bytes_received")
 _TAKEN = {
     "start": (*_IDENTITY, "addresses", "bootstraps", "round"),
-    "round": (*_COUNTS, "round", "loss", "lr", "peers", "partner"),
+    "round": (*_COUNTS, "round", "loss", "lr", "peers", "partner", "optimizer_bytes"),
     "meeting": ("partner",),
     "catch-up": ("round",),
 }
@@ -99,7 +101,8 @@ def fold(records: Iterable[Record]) -> Status:
                 started=record["time"],
             )
         for name in _TAKEN.get(kind, ()):
-            setattr(status, name, record[name])
+            if name in record:  # an older version may have written the log
+                setattr(status, name, record[name])
         if kind == "meeting":
             status.meetings += 1
             status.bytes_sent += record["bytes_sent"]

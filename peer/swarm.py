@@ -51,6 +51,7 @@ def plan(
     data: str | None = None,
     codec: str | None = None,
     seed: int = 0,
+    inner: str | None = None,
 ) -> Manifest:
     """Return a model's preset run with what was given instead, for so many peers; raises `ConfigError`.
 
@@ -58,7 +59,7 @@ def plan(
     """
     if not 1 <= peers <= MOST_PEERS:
         raise ConfigError(f"peers is {peers}; give a number from 1 to {MOST_PEERS}")
-    run = Manifest.preset(model)
+    run = Manifest.choose(None, model, inner)
     length = rounds or run.rounds
     share = length / run.rounds  # a shorter run has a shorter warm-up and decay
     timing = {key: share * getattr(run.schedule, key) for key in ("warmup_rounds", "decay_rounds")}

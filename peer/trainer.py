@@ -19,6 +19,7 @@ from peer.core.schedule import factor
 from peer.core.state import Cursor, State, Tensors
 from peer.data.stream import Sequences
 from peer.errors import ConfigError
+from peer.lordo import Lordo, refresh, state_bytes
 from peer.manifest import Inner, Manifest
 from peer.models.causal import loss
 
@@ -28,7 +29,10 @@ MICRO_TOKENS = {"cpu": 1024, "cuda": 16384, "mps": 8192}
 
 @dataclass(frozen=True)
 class Tally:
-    """What a round came to. loss: mean over its steps, nats a token; drift: L2 norm of weights − anchor."""
+    """What a round came to. loss: mean over its steps, nats a token; drift: L2 norm of weights − anchor.
+
+    optimizer_bytes: the inner optimizer's memory, measured. feedback: L2 norm of its error feedback, None without one.
+    """
 
     steps: int
     loss: float
@@ -36,6 +40,8 @@ class Tally:
     tokens: int
     seconds: float
     drift: float
+    optimizer_bytes: int
+    feedback: float | None
 
 
 def choose_device(wish: str) -> torch.device:
@@ -59,8 +65,13 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     return torch.float32
 
 
-def optimizer_for(inner: Inner, weights: Tensors) -> torch.optim.Optimizer:
-    """Return the inner optimizer; matrices decay, vectors don't (decoupled decay)."""
+def optimizer_for(inner: Inner, weights: Tensors, seed: int = 0) -> torch.optim.Optimizer:
+    """Return the inner optimizer; matrices decay, vectors don't (decoupled decay).
+
+    seed: the run's, for low-rank bases. At the end of each round `peer.lordo.refresh` wants to be called.
+    """
+    if inner.optimizer == "lordo":
+        return Lordo(weights, inner.rule, inner.lr, seed)
     matrices = [weight for weight in weights.values() if weight.ndim >= 2]
     vectors = [weight for weight in weights.values() if weight.ndim < 2]
     groups = [{"params": matrices, "weight_decay": inner.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -96,7 +107,8 @@ class Trainer:
         weights: Tensors = dict(self.model.named_parameters())
         anchor = {name: weight.detach().clone() for name, weight in weights.items()}
         self.state = State(weights, anchor, start(run.outer.form, weights))
-        self._optimizer = optimizer_for(run.inner, weights)
+        self._optimizer = optimizer_for(run.inner, weights, run.seed)
+        self._gather_inner()
         self._began = clock()
         self._losses: list[Tensor] = []
         self._abandon = False
@@ -121,6 +133,8 @@ class Trainer:
                 # AdamW's step counter lives on the CPU, its moments with the weights
                 memory = tensor.clone() if tensor.ndim == 0 else tensor.to(weight.device, copy=True)
                 self._optimizer.state[weight][slot] = memory
+        if isinstance(self._optimizer, Lordo):
+            self._optimizer.begin()  # what a donor does not hand over
         self._gather_inner()
         self.begin_round()
 
@@ -199,12 +213,16 @@ class Trainer:
         """Take the outer step and begin the next round."""
         steps, lr, seconds = len(self._losses), self.lr, self.elapsed_s
         mean_loss = float(torch.stack(self._losses).mean())
+        weights, anchor = self.state.weights, self.state.anchor
         with self.still:
+            # the drift is this peer's own: a correction stands in weights and anchor
+            refresh(self._optimizer, lambda name: weights[name].detach() - anchor[name], self.state.round + 1)
             drift = outer_step(self.run.outer, self.state)
+        feedback = self._optimizer.feedback_norm() if isinstance(self._optimizer, Lordo) else None
         self.begin_round()
         self.round_s = seconds
         tokens = steps * self.run.data.batch * self.run.data.sequence_length
-        return Tally(steps, mean_loss, lr, tokens, seconds, drift)
+        return Tally(steps, mean_loss, lr, tokens, seconds, drift, state_bytes(self._optimizer), feedback)
 
     def _backward(self, windows: Tensor, share: float) -> Tensor:
         if self.device.type == "cuda":

@@ -52,7 +52,7 @@ def test_join_help_has_every_option_in_its_group_and_examples(capsys: pytest.Cap
     groups = dict(re.findall(r"^(\w[\w ]*):\n((?:  .*\n|\n)+)", text, re.MULTILINE))
     options = {heading: re.findall(r"^  (--\w+)", body, re.MULTILINE) for heading, body in groups.items()}
     assert options == {
-        "What is trained": ["--model", "--run", "--data", "--rounds"],
+        "What is trained": ["--model", "--run", "--inner", "--data", "--rounds"],
         "With whom": ["--bootstrap", "--port", "--announce"],
         "On this machine": ["--device", "--home", "--json"],
         "Options": ["--help"],
@@ -93,6 +93,8 @@ WRONG: list[tuple[Sequence[str], int, str]] = [
     (["join", "now"], 2, r"unexpected extra argument \(now\)"),
     (["join", "--port", "70000"], 1, "port is 70000; give 0 .any free one. to 65535"),
     (["join", "--rounds", "0"], 1, "rounds is 0; give 1 or more"),
+    (["join", "--inner", "lord"], 1, '\'inner\' is "lord"; give "adamw" or "lordo" .did you mean "lordo"'),
+    (["swarm", "--inner", "sgd"], 1, '\'optimizer\' in .inner. is "sgd"; give "adamw" or "lordo"'),
     (["join", "--device", "gpu"], 1, "device is 'gpu'; give auto, cpu"),
     (["join", "--bootstrap", "1.2.3.4:7700"], 1, "'1.2.3.4:7700' is malformed: it should look like /ip4/"),
     (["bootstrap", "--announce", "0.0.0.0"], 1, "'0.0.0.0'"),
@@ -150,6 +152,8 @@ ROUND = events.Round(
     bytes_received=1,
     partner=PEER_ID,
     stall_s=0.0,
+    optimizer_bytes=2_400_000,
+    feedback=None,
 )
 
 LINES: list[tuple[events.Event, str | None]] = [
@@ -178,6 +182,16 @@ def test_a_loss_that_is_not_finite_and_a_lonely_round_are_told() -> None:
     assert line(events.record(lonely, 0.0)) == (
         "round 3: loss not finite, 20 steps at 5,120 tokens/s, 2 peers, 0 meetings, 1.2 MB sent"
     )
+
+
+def test_the_memory_of_the_optimizer_is_told_after_the_first_round_alone() -> None:
+    out = io.StringIO()
+    printer = Printer(out)
+    for _ in range(3):
+        printer.event(events.record(ROUND, 0.0))
+    told = out.getvalue().splitlines()
+    assert told[1] == "the inner optimizer takes 2.4 MB of memory"
+    assert [text.startswith("round 3") for text in told] == [True, False, True, True]
 
 
 def test_json_is_the_events_own() -> None:

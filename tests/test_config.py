@@ -39,6 +39,7 @@ def test_without_flags_and_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatc
 
 WRITTEN = f"""
 model = "gpt-nano"
+inner = "lordo"
 bootstrap = ["{ONE}", "{TWO}"]
 data = "book.txt"
 rounds = 7
@@ -53,6 +54,7 @@ def test_every_flag_but_home_can_stand_in_the_file(tmp_path: Path) -> None:
     assert load(tmp_path, WRITTEN) == Config(
         home=tmp_path,
         model="gpt-nano",
+        inner="lordo",
         bootstraps=(ONE, TWO),
         data="book.txt",
         rounds=7,
@@ -67,6 +69,7 @@ def test_every_flag_but_home_can_stand_in_the_file(tmp_path: Path) -> None:
     ("flag", "value", "field", "found"),
     [
         ("model", "gpt-10m", "model", "gpt-10m"),
+        ("inner", "adamw", "inner", "adamw"),
         ("bootstrap", (TWO,), "bootstraps", (TWO,)),
         ("data", "other", "data", "other"),
         ("rounds", 8, "rounds", 8),
@@ -81,7 +84,7 @@ def test_a_flag_wins_over_the_file(flag: str, value: Any, field: str, found: Any
 
 
 def test_flags_that_were_not_given_leave_the_file_alone(tmp_path: Path) -> None:
-    nothing = dict.fromkeys(["run", "model", "data", "rounds", "device", "port", "announce", "json"])
+    nothing = dict.fromkeys(["run", "model", "inner", "data", "rounds", "device", "port", "announce", "json"])
     assert load(tmp_path, WRITTEN, bootstrap=(), **nothing) == load(tmp_path, WRITTEN)
 
 
@@ -97,6 +100,8 @@ def test_a_run_names_its_model_unless_a_model_is_given_beside_it(tmp_path: Path)
     assert load(tmp_path, run="run.toml").model == ""
     assert load(tmp_path, run="run.toml", model="gpt-10m").model == "gpt-10m"
     assert load(tmp_path, 'model = "gpt-10m"', run="run.toml").model == ""
+    assert load(tmp_path, 'inner = "lordo"', run="run.toml").inner is None
+    assert load(tmp_path, run="run.toml", inner="lordo").inner == "lordo"
     assert load(tmp_path, 'run = "run.toml"', model="gpt-10m").model == "gpt-10m"
 
 
@@ -109,6 +114,8 @@ def test_a_home_that_belongs_to_a_run_goes_on_with_it_unless_another_is_named(tm
     (tmp_path / "run.toml").write_text('model = "gpt-nano"')
     found = Config.load({"home": str(tmp_path)})
     assert (found.run, found.model) == (tmp_path / "run.toml", "")
+    again = Config.load({"home": str(tmp_path), "inner": "lordo"})
+    assert (again.run, again.model, again.inner) == (tmp_path / "run.toml", "", "lordo")
     assert Config.load({"home": str(tmp_path), "model": "gpt-10m"}).run is None
     assert Config.load({"home": str(tmp_path), "run": "other.toml"}).run == Path("other.toml")
 
@@ -132,6 +139,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("port = ", {}, "config.toml': not TOML"),
     ("", {"port": -1}, "^port is -1; give 0 .any free one. to 65535"),
     ("", {"rounds": 0}, "^rounds is 0; give 1 or more"),
+    ("", {"inner": "lord"}, '\'inner\' is "lord"; give "adamw" or "lordo" .did you mean "lordo"'),
     ("", {"device": "gpu"}, "^device is 'gpu'; give auto, cpu, cuda, cuda:0"),
     ("", {"model": ""}, "^model is empty; give a preset such as gpt-125m"),
     ("", {"announce": "0.0.0.0"}, "'0.0.0.0'"),

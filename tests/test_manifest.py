@@ -17,6 +17,7 @@ from peer.core.schedule import Schedule
 from peer.data import corpus
 from peer.data.stream import Sequences
 from peer.errors import ConfigError
+from peer.inner import LORDO
 from peer.manifest import SECTIONS, Data, Exchange, Inner, Manifest
 from peer.models import presets, tokenizer
 
@@ -85,7 +86,21 @@ def test_the_run_id_is_the_hash_of_everything_but_where_the_model_came_from() ->
     assert manifest.run_id == hashlib.sha256(manifest.canonical().encode()).hexdigest()[:32]
     assert set(said) == {field.name for field in dataclasses.fields(Manifest)} - {"model"}
     for name, kind in SECTIONS.items():
-        assert set(said[name]) == {field.name for field in dataclasses.fields(kind)}
+        unused = LORDO if name == "inner" else ()
+        assert set(said[name]) == {field.name for field in dataclasses.fields(kind)} - set(unused)
+
+
+def test_the_keys_of_another_inner_optimizer_are_no_part_of_a_run() -> None:
+    """So what is added to one leaves the ids of the other's runs, and with them their checkpoints, as they were."""
+    manifest = Manifest.preset("gpt-nano")
+    assert set(json.loads(manifest.canonical())["inner"]) == {
+        *("optimizer", "lr", "beta1", "beta2", "epsilon", "weight_decay", "clip")
+    }
+    low_rank = manifest.trained_by("lordo")
+    assert set(json.loads(low_rank.canonical())["inner"]) == {field.name for field in dataclasses.fields(Inner)}
+    for key in LORDO:
+        assert f"{key} = " not in manifest.to_toml()
+        assert f"{key} = " in low_rank.to_toml()
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -106,6 +121,7 @@ CHANGES: list[dict[str, Any]] = [
     {"inner": Inner(lr=2e-3, epsilon=1e-7)},
     {"inner": Inner(lr=2e-3, weight_decay=0.0)},
     {"inner": Inner(lr=2e-3, clip=0.5)},
+    {"inner": Inner(lr=2e-3, optimizer="lordo")},
     {"schedule": Schedule("constant", 0.5, 0.0, 0.1)},
     {"schedule": Schedule("cosine", 0.25, 0.0, 0.1)},
     {"schedule": Schedule("cosine", 0.5, 1.0, 0.1)},
@@ -124,6 +140,26 @@ CHANGES: list[dict[str, Any]] = [
 def test_any_change_makes_another_run(change: dict[str, Any]) -> None:
     manifest = Manifest.preset("gpt-nano")
     assert dataclasses.replace(manifest, **change).check().run_id != manifest.run_id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rank": 3}, {"omega": 0.45}, {"mu": "scalar"}, {"projection": "random"}, {"feedback": "int8"}, {"beta1": 0.8}],
+    ids=str,
+)
+def test_any_change_makes_another_low_rank_run(change: dict[str, Any]) -> None:
+    manifest = Manifest.preset("gpt-nano").trained_by("lordo")
+    changed = dataclasses.replace(manifest, inner=dataclasses.replace(manifest.inner, **change)).check()
+    assert changed.run_id != manifest.run_id
+    assert Manifest.parse(changed.to_toml()) == changed
+
+
+def test_an_inner_optimizer_is_taken_on_and_off_again() -> None:
+    manifest = Manifest.parse(NANO + '[inner]\noptimizer = "lordo"\nrank = 3')
+    assert manifest.trained_by("lordo") == manifest
+    assert manifest.trained_by("adamw") == Manifest.preset("gpt-nano")
+    with pytest.raises(ConfigError, match=r'is "lord"; give "adamw" or "lordo" .did you mean "lordo"'):
+        manifest.trained_by("lord")
 
 
 def test_the_order_and_the_notation_of_a_file_do_not_matter() -> None:
@@ -232,6 +268,17 @@ def test_a_file_goes_before_the_model_unless_they_disagree(tmp_path: Path) -> No
         Manifest.choose(run, "gpt-10m")
 
 
+@pytest.mark.parametrize(("written", "asked"), [("adamw", "lordo"), ("lordo", "adamw")])
+def test_a_file_goes_before_the_inner_optimizer_unless_they_disagree(written: str, asked: str, tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(NANO + f'[inner]\noptimizer = "{written}"')
+    assert Manifest.choose(None, "gpt-nano", asked) == Manifest.preset("gpt-nano").trained_by(asked)
+    assert Manifest.choose(run, "", written) == Manifest.choose(run, "")
+    sentence = f'run.toml\' trains with {written}, not {asked}; leave --inner out .* or write optimizer = "{asked}"'
+    with pytest.raises(ConfigError, match=sentence):
+        Manifest.choose(run, "", asked)
+
+
 # ------------------------------------------------------------------ what is refused
 
 REFUSED = [
@@ -260,7 +307,13 @@ REFUSED = [
     (NANO + "[inner]\nlr = nan", "'lr' in .inner. is NaN; give a number"),
     (NANO + "[inner]\nlr = inf", "'lr' in .inner. is Infinity; give a number"),
     (NANO + "[inner]\nlr = true", "'lr' in .inner. is true; give a number"),
-    (NANO + '[inner]\noptimizer = "sgd"', '\'optimizer\' in .inner. is "sgd"; give "adamw"'),
+    (NANO + '[inner]\noptimizer = "sgd"', '\'optimizer\' in .inner. is "sgd"; give "adamw" or "lordo"'),
+    (NANO + "[inner]\nrank = 4", 'inner.rank is for lordo; set optimizer = "lordo" under .inner., or remove rank'),
+    (NANO + '[inner]\noptimizer = "lordo"\nrank = -1', "inner.rank is -1; give a number from 0 to 65536"),
+    (NANO + '[inner]\noptimizer = "lordo"\nomega = 1.5', "inner.omega is 1.5; give a number from 0.01 to 1.0"),
+    (NANO + '[inner]\noptimizer = "lordo"\nmu = "row"', 'give "scalar" or "column" or "fira" or "unit"'),
+    (NANO + '[inner]\noptimizer = "lordo"\nprojection = "pca"', '"power" or "svd" or "random"'),
+    (NANO + '[inner]\noptimizer = "lordo"\nfeedback = "fp32"', 'give "none" or "int8"'),
     (NANO + '[schedule]\nkind = "cos"', '"cosine" or "wsd" or "constant" .did you mean "cosine"'),
     (NANO + "[schedule]\nwarmup_rounds = 10", "leaves nothing of 10 rounds"),
     (NANO + "[schedule]\nfloor = 2", "floor is 2; give a number from 0 to 1"),

@@ -38,7 +38,7 @@ START = events.Start(
     PID,
     "0.1.0",
 )
-ROUND = events.Round(4, 16, 2.25, 1e-3, 4096, 8.0, 0.5, 3, 10, 5, 2, 9_000_000, 8_000_000, "ab", 0.25)
+ROUND = events.Round(4, 16, 2.25, 1e-3, 4096, 8.0, 0.5, 3, 10, 5, 2, 9_000_000, 8_000_000, "ab", 0.25, 8_800_000, None)
 MEETING = events.Meeting("cd", "caller", 4, 4, "rank4-int8", 0.5, 1000, 2000, 0.5, 0.01)
 BUSY = events.Skip("ef", "declined", "busy", "it is in another meeting; no action is needed")
 SILENT = events.Skip("ab", "failed", "silent", "it said nothing for 10 s; check the link")
@@ -104,7 +104,7 @@ def test_meetings_and_skips_add_up_and_a_round_sets_the_counts_right() -> None:
     found = fold(log_of(START, MEETING, BUSY, SILENT, ROUND, MEETING, BUSY))
     assert (found.meetings, found.declined, found.failed) == (11, 6, 2)
     assert (found.bytes_sent, found.bytes_received, found.partner) == (9_001_000, 8_002_000, "cd")
-    assert (found.round, found.loss, found.lr, found.peers) == (4, 2.25, 1e-3, 3)
+    assert (found.round, found.loss, found.lr, found.peers, found.optimizer_bytes) == (4, 2.25, 1e-3, 3, 8_800_000)
     assert found.skipped == {"busy": 2, "silent": 1}
 
 
@@ -131,6 +131,13 @@ def test_an_error_before_training_leaves_the_round_as_it_was() -> None:
     found = fold(log_of(START, ROUND, STOP, events.Stop(0, "error", "port 7700 is in use; choose another")))
     assert found.round == 4
     assert found.stopped == Stopped("error", "port 7700 is in use; choose another", stamp(3))
+
+
+def test_a_round_that_an_older_version_wrote_counts_too() -> None:
+    start, ended = log_of(START, ROUND)
+    del ended["optimizer_bytes"]
+    found = fold([start, ended])
+    assert (found.round, found.optimizer_bytes) == (4, None)
 
 
 def test_a_diverged_loss_is_none() -> None:
@@ -210,6 +217,7 @@ def test_the_command_shows_a_running_peer(home: Home) -> None:
         "  run           nano 9f3a",
         "  model         gpt-nano, 1,100,000 parameters, float32 on cpu",
         "  round         4, loss 2.2500",
+        "  optimizer     8.8 MB of memory",
         "  peers         3 known, last partner ab",
         "  meetings      10 done, 7 declined, 3 failed",
         "  bytes         9.0 MB sent, 8.0 MB received",

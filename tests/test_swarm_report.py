@@ -36,7 +36,7 @@ FINISHED = Stop(10, "finished", "at round 10 of 10")
 
 
 def a_round(number: int, loss: float, sent: int) -> Round:
-    return Round(number, 25, loss, 1e-3, 25600, 5.0, 1.0, 3, 4, 0, 0, sent, sent, "you", 0.1)
+    return Round(number, 25, loss, 1e-3, 25600, 5.0, 1.0, 3, 4, 0, 0, sent, sent, "you", 0.1, 9, None)
 
 
 def a_meeting(role: str, sent: int = 100) -> Meeting:
@@ -252,6 +252,11 @@ def test_data_means_the_same_to_every_daemon_and_each_finds_a_shard(tmp_path: Pa
     assert plan("gpt-nano", 4, data="moby-dick").data.corpus == "moby-dick"
     assert plan("gpt-nano", 4, data="some/*.txt").data.corpus == os.path.join(os.getcwd(), "some/*.txt")
     assert plan("gpt-nano", 100).data.shards == 100
+
+
+def test_a_swarm_can_train_with_another_inner_optimizer() -> None:
+    assert plan("gpt-nano", 4, inner="lordo").inner == Manifest.preset("gpt-nano").trained_by("lordo").inner
+    assert plan("gpt-nano", 4, inner="adamw") == plan("gpt-nano", 4)
 
 
 @pytest.mark.parametrize(
