@@ -114,7 +114,7 @@ class Meeting:
     role: of this peer: "caller" or "callee"
     round: outer steps done by this peer
     partner_round: outer steps done by the partner
-    codec: how the difference travelled, e.g. "rank4-int8"
+    codec: how the difference travelled, e.g. "rank4-int4"
     weight: w of X -= w C
     bytes_sent: in this meeting
     bytes_received: in this meeting

@@ -149,14 +149,14 @@ def full_rank_scale(
         return 1 / spread.mean()
     if rule.mu == "column":
         return 1 / spread.mean(0)
-    unit = remainder_scale(gradient, inside, rule.epsilon)
+    unit = outside_scale(gradient, inside, rule.epsilon)
     if rule.mu == "unit":
         return unit
     size = adaptive.norm(dim=0)
     return torch.minimum(size / low.norm(dim=0).clamp(min=torch.finfo(low.dtype).tiny), size / len(low) ** 0.5 * unit)
 
 
-def remainder_scale(gradient: Tensor, inside: Tensor, epsilon: float) -> Tensor:
+def outside_scale(gradient: Tensor, inside: Tensor, epsilon: float) -> Tensor:
     """Return 1 / (‖S_j‖ / √(p−r) + ε) for each column of S = Ĝ − Q Qᵀ Ĝ, 0 where S is nothing but rounding."""
     rows, directions = len(gradient), len(gradient) - len(inside)
     whole = torch.linalg.vector_norm(gradient, dim=0) ** 2

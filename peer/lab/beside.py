@@ -145,11 +145,15 @@ class Beside:
         held = [(pair, self._encounter(*pair)) for pair in meetings]
         together = {peer for pair, _ in held for peer in pair}
         for (one, other), found in held:
+            world.sent[one] += found.caller_bytes
+            world.sent[other] += found.callee_bytes
+            if found.correction is None:
+                continue
             took_s = world.links.exchange_s(one, other, found.caller_bytes, found.callee_bytes, TURNS)
             # λ of `peer.core.gossip.laplacian`: ½ for a pair, ⅓ for two at once, 1/n for all n
             weight = world.experiment.run.outer.alpha / len(together)
-            self._note(one, found.caller_bytes, _Due(world.now_s + took_s, found.correction, -weight, other))
-            self._note(other, found.callee_bytes, _Due(world.now_s + took_s, found.correction, weight, one))
+            self._note(one, _Due(world.now_s + took_s, found.correction, -weight, other))
+            self._note(other, _Due(world.now_s + took_s, found.correction, weight, one))
         self._apply([peer for peer in together if peer in among])
 
     def _encounter(self, caller: int, callee: int) -> Encounter:
@@ -160,8 +164,7 @@ class Beside:
     def _meeting_id(self) -> bytes:
         return self._world.draw.randbytes(MEETING_ID_BYTES)
 
-    def _note(self, peer: int, sent_bytes: int, due: _Due) -> None:
-        self._world.sent[peer] += sent_bytes
+    def _note(self, peer: int, due: _Due) -> None:
         self._due[peer].append(due)
         self._busy_until_s[peer] = max(self._busy_until_s[peer], due.at_s)
         self._met[peer] += 1

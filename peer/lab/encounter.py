@@ -12,6 +12,7 @@ from peer.core.gossip import Outer, exchanged
 from peer.core.part import Part
 from peer.core.prior import Priors
 from peer.core.state import State
+from peer.errors import ProtocolError
 from peer.wire.peer_pb2 import Answer, Message, Offer
 
 _ID = "x" * 64
@@ -20,9 +21,12 @@ _ID = "x" * 64
 
 @dataclass(frozen=True)
 class Encounter:
-    """What a meeting came to. Bytes: of all messages that a side sends, without what gRPC, TLS and TCP add."""
+    """What a meeting came to. Bytes: of all messages that a side sends, without what gRPC, TLS and TCP add.
 
-    correction: Correction
+    correction: None if the exchange was aborted, as when a model has diverged.
+    """
+
+    correction: Correction | None
     caller_bytes: int
     callee_bytes: int
 
@@ -38,10 +42,13 @@ def encounter(outer: Outer, parts: list[Part], codec: Codec, priors: Priors, cal
     caller_bytes, callee_bytes = _invitation_bytes(codec)
     while asking.phase is not Phase.APPLIED:
         before = caller_bytes, callee_bytes
-        spoken, replied = _turn(asking, serving, lambda name: exchanged(outer, caller, name))
-        caller_bytes, callee_bytes = caller_bytes + spoken, callee_bytes + replied
-        spoken, replied = _turn(serving, asking, lambda name: exchanged(outer, callee, name))
-        caller_bytes, callee_bytes = caller_bytes + replied, callee_bytes + spoken
+        try:
+            spoken, replied = _turn(asking, serving, lambda name: exchanged(outer, caller, name))
+            caller_bytes, callee_bytes = caller_bytes + spoken, callee_bytes + replied
+            spoken, replied = _turn(serving, asking, lambda name: exchanged(outer, callee, name))
+            caller_bytes, callee_bytes = caller_bytes + replied, callee_bytes + spoken
+        except ProtocolError:
+            return Encounter(None, caller_bytes, callee_bytes)
         if before == (caller_bytes, callee_bytes):
             raise RuntimeError(f"an exchange came to a standstill in phase {asking.phase.value}")
     return Encounter(asking.correction, caller_bytes, callee_bytes)

@@ -4,7 +4,7 @@
     reference = "DiLoCo"                           # the label that others are compared with; left out: the first
     [common]                                       # of every run; a run's own keys go over these
     peers = 8
-    exchange = { codec = "rank4-int8", meetings = 4 }
+    exchange = { codec = "rank4-int4", meetings = 4 }
     [[run]]
     label = "four meetings"
     vary = { "outer.gamma" = [0.5, 0.7] }          # one run for each combination, named after the values

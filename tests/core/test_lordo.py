@@ -114,7 +114,7 @@ def test_both_of_firas_scales_occur() -> None:
 
 
 @pytest.mark.parametrize("mu", ["fira", "unit"])
-def test_a_remainder_that_is_rounding_alone_is_left_out(mu: Mu) -> None:
+def test_what_is_outside_of_the_basis_by_rounding_alone_is_left_out(mu: Mu) -> None:
     basis = orthonormal(P, R).float()
     gradient = basis @ noise(R, Q).float()
     alone, both = torch.zeros(P, Q), torch.zeros(P, Q)
@@ -124,7 +124,7 @@ def test_a_remainder_that_is_rounding_alone_is_left_out(mu: Mu) -> None:
 
 
 @pytest.mark.parametrize("mu", get_args(Mu))
-def test_at_full_rank_there_is_no_remainder(mu: Mu) -> None:
+def test_at_full_rank_nothing_is_outside(mu: Mu) -> None:
     """fira and unit then are Adam at every ω; scalar and column add the whole gradient, as printed."""
     weights = [noise(P, Q), noise(P, Q)]
     for weight, omega in zip(weights, (0.3, 1.0), strict=True):

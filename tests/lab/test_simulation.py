@@ -85,9 +85,21 @@ def test_an_exchange_sends_what_its_parts_say_and_the_messages_around_them() -> 
         return State(tensors, {name: t.clone() for name, t in tensors.items()}, start(Outer().form, tensors))
 
     found = encounter(Outer(), cut, codec, start_priors(cut, generator), peer(), peer())
+    assert found.correction is not None
     legs = [sum(part.leg_bytes[leg] for part in cut) for leg in range(3)]
     assert legs[0] + legs[2] < found.caller_bytes < legs[0] + legs[2] + 400
     assert legs[1] < found.callee_bytes < legs[1] + 200
+
+
+def test_a_diverged_peer_is_met_in_vain_and_the_simulation_goes_on() -> None:
+    simulation = Simulation(experiment("gasloc", codec="rank2-int4", meetings=2), CORPUS, CPU)
+    lost = simulation._world.population.states[1].weights["transformer.wte.weight"]
+    lost.fill_(float("nan"))
+    for _ in range(2):
+        simulation.advance()
+    point = simulation.point()
+    assert [bool(np.isfinite(loss)) for loss in point.heldout_peers] == [True, False, True, True]
+    assert min(simulation._world.sent) > 0
 
 
 @pytest.mark.parametrize(
