@@ -21,7 +21,7 @@ SCALE = 0.02
 APART = 0.01
 RANK = 3
 
-_LEFT = {Format.FP32: 1e-3, Format.INT8: 0.04, Format.INT4: 0.3}
+_LEFT = {Format.FP32: 1e-3, Format.INT8: 0.04, Format.INT4: 0.4}
 
 
 def shapes_of(model: str) -> Shapes:

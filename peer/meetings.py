@@ -33,7 +33,7 @@ from peer.net.base import Network, Stream
 from peer.roster import REFRESH_S, Roster
 from peer.wire.peer_pb2 import Answer, Inquiry, Message, Offer, Outcome
 
-PROTOCOL = 1
+PROTOCOL = 2
 DIAL_S = 5.0
 ANSWER_S = 10.0
 SILENCE_S = 15.0

@@ -22,7 +22,7 @@ from peer.core.state import State
 from peer.errors import Unreachable
 from peer.events import EventLog
 from peer.manifest import Manifest
-from peer.meetings import Meetings
+from peer.meetings import PROTOCOL, Meetings
 from peer.net.base import Stream
 from peer.net.memory import Hub, MemoryNetwork
 from peer.roster import Roster
@@ -273,7 +273,7 @@ async def test_an_inquiry_ends_a_meeting_that_is_still_going_on_untouched(tmp_pa
     async with pair(tmp_path, calls="") as (ann, ben):
         stream = await ann.network.dial("ben:1", 5)
         offer = Offer(
-            protocol=1,
+            protocol=PROTOCOL,
             run_id=RUN.run_id,
             origin="same",
             peer_id="ann",

@@ -16,11 +16,15 @@ _CHUNK = 2**18
 
 @dataclass(frozen=True)
 class Change:
-    """C of one tensor: `left` (rows × rank) times `right` (columns × rank) transposed; `left` alone if it is whole."""
+    """C of one tensor: `left` (rows × rank) times `right` (columns × rank) transposed; `left` alone if it is whole.
+
+    spread: the standard deviation of D Q's columns, where D is the difference and Q the caller's basis (rank,).
+    """
 
     part: Part
     left: Tensor
     right: Tensor | None
+    spread: Tensor | None = None
 
     def add_(self, x: Tensor, weight: float) -> None:
         """Add weight × C to a tensor in place, on the tensor's own device and in its dtype."""

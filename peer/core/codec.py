@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from peer.core.change import Change
-from peer.core.half import Rounding, difference, first_half, half_bytes, steps_bytes
+from peer.core.half import Rounding, difference, first_half, half_bytes, seen, steps_bytes
 from peer.core.part import Part
-from peer.core.prior import Prior, spread_of
+from peer.core.prior import Prior, even, spread_of
 from peer.core.quantize import Format, decode, encode, encoded_bytes
 from peer.errors import ConfigError
 
@@ -37,9 +37,6 @@ SPECS = "none, int8, int4, or rankR, alone or with -int8 or -int4, such as rank4
 
 OUTSIDE = 2.0
 """How much larger than what P shows of them Z's columns are taken to be: P sees no further than Q."""
-
-SMALLEST = 0.25
-"""The least column of Z is taken to be this share of the largest, at least."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,10 @@ def _part(name: str, shape: tuple[int, ...], codec: Codec) -> Part:
     long, short = rows * rank, columns * rank
     thin = (
         encoded_bytes(codec.basis, short) + steps_bytes(codec.probe, rank) + half_bytes(codec.probe, long),
-        encoded_bytes(codec.basis, long) + steps_bytes(codec.fine, rank) + half_bytes(codec.fine, short),
+        encoded_bytes(codec.basis, long)
+        + encoded_bytes(Format.BF16, rank)
+        + steps_bytes(codec.fine, rank)
+        + half_bytes(codec.fine, short),
         encoded_bytes(codec.coarse, short),
     )
     return whole if sum(thin) >= sum(legs) else Part(name, shape, rows, columns, wide > high, rank, thin)
@@ -103,47 +103,60 @@ def _part(name: str, shape: tuple[int, ...], codec: Codec) -> Part:
 def probe(part: Part, codec: Codec, x: Tensor, prior: Prior) -> bytearray:
     """Leg 1, caller: encode Q and P_a = X_a Q, or x_a."""
     if prior.basis is None:
-        return first_half(_whole(part, x), prior.spread, codec.fine)
+        return first_half(_whole(part, x), prior.spread, codec.fine, prior.cold)
     sent = encode(prior.basis, codec.basis)
     q = decode(sent, codec.basis, (part.columns, part.rank)).to(x.device)
-    return sent + first_half(part.times(x, q).T, prior.spread, codec.probe)
+    return sent + first_half(part.times(x, q).T, prior.spread, codec.probe, prior.cold)
 
 
-def reply(part: Part, codec: Codec, x: Tensor, payload: bytearray) -> tuple[bytearray, Tensor]:
-    """Leg 2, callee: encode P̂ and Z_b = X_bᵀ P̂, or all of C; also return P̂ (or C) as the caller will decode it."""
+@dataclass(frozen=True)
+class Found:
+    """What the callee has of C after leg 2, as the caller will decode it: P̂ and P's spread by columns, or all of C."""
+
+    left: Tensor
+    spread: Tensor | None = None
+
+
+def reply(part: Part, codec: Codec, x: Tensor, payload: bytearray) -> tuple[bytearray, Found]:
+    """Leg 2, callee: encode P̂, how large P is, and Z_b = X_bᵀ P̂; or all of C."""
     view = memoryview(payload)
     if not part.rank:
         sent = encode(difference(view, _whole(part, x), codec.fine), codec.coarse)
-        return sent, decode(sent, codec.coarse, part.shape)
+        return sent, Found(decode(sent, codec.coarse, part.shape))
     size = encoded_bytes(codec.basis, part.columns * part.rank)
     q = decode(view[:size], codec.basis, (part.columns, part.rank)).to(x.device)
-    p = difference(view[size:], part.times(x, q).T, codec.probe).T
-    left, mixed = torch.linalg.qr(p)
-    sent = encode(left, codec.basis)
-    left = decode(sent, codec.basis, (part.rows, part.rank))
-    expected = OUTSIDE * spread_of(mixed, part.columns)
-    expected = torch.maximum(expected, SMALLEST * expected.max())
-    return sent + first_half(part.transposed_times(x, left.to(x.device)).T, expected, codec.fine), left
+    p = difference(view[size:], part.times(x, q).T, codec.probe)  # rank × rows
+    left, mixed = torch.linalg.qr(p.T)
+    sent = encode(left, codec.basis) + encode(seen(p, view[size:], codec.probe), Format.BF16)
+    found = _found(part, codec, memoryview(sent))
+    expected = OUTSIDE * even(spread_of(mixed, part.columns))
+    return sent + first_half(part.transposed_times(x, found.left.to(x.device)).T, expected, codec.fine), found
 
 
 def answer(part: Part, codec: Codec, x: Tensor, payload: bytearray) -> tuple[bytearray, Change]:
     """Leg 3, caller: encode Z (nothing of a whole tensor); also return C as the callee will hold it."""
     if not part.rank:
         return bytearray(), Change(part, decode(payload, codec.coarse, part.shape), None)
-    view, size = memoryview(payload), encoded_bytes(codec.basis, part.rows * part.rank)
+    view = memoryview(payload)
+    found = _found(part, codec, view)
+    own = part.transposed_times(x, found.left.to(x.device)).T  # rank × columns
+    rest = view[encoded_bytes(codec.basis, part.rows * part.rank) + encoded_bytes(Format.BF16, part.rank) :]
+    sent = encode(-difference(rest, own, codec.fine), codec.coarse)
+    return sent, settle(part, codec, found, sent)
+
+
+def settle(part: Part, codec: Codec, found: Found, payload: bytearray) -> Change:
+    """After leg 3, callee: return C from what it sent in leg 2 and the Z that it received."""
+    if not part.rank:
+        return Change(part, found.left, None)
+    return Change(part, found.left, decode(payload, codec.coarse, (part.rank, part.columns)).T, found.spread)
+
+
+def _found(part: Part, codec: Codec, view: memoryview) -> Found:
+    """Decode what leg 2 begins with."""
+    size, more = encoded_bytes(codec.basis, part.rows * part.rank), encoded_bytes(Format.BF16, part.rank)
     left = decode(view[:size], codec.basis, (part.rows, part.rank))
-    own = part.transposed_times(x, left.to(x.device)).T  # rank × columns
-    sent = encode(-difference(view[size:], own, codec.fine), codec.coarse)
-    return sent, _thin(part, codec, left, sent)
-
-
-def settle(part: Part, codec: Codec, left: Tensor, payload: bytearray) -> Change:
-    """After leg 3, callee: return C from the P̂ (or whole C) that it sent and the Z that it received."""
-    return _thin(part, codec, left, payload) if part.rank else Change(part, left, None)
-
-
-def _thin(part: Part, codec: Codec, left: Tensor, payload: bytearray) -> Change:
-    return Change(part, left, decode(payload, codec.coarse, (part.rank, part.columns)).T)
+    return Found(left, decode(view[size : size + more], Format.BF16, (part.rank,)).abs())
 
 
 def _whole(part: Part, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, linalg
 
 from peer.core import codec as codecs
 from peer.core.change import Change, Correction
-from peer.core.codec import Codec
+from peer.core.codec import Codec, Found
 from peer.core.decision import Decision
 from peer.core.legs import Inbox, Outbox
 from peer.core.part import Part
@@ -240,7 +240,7 @@ class Callee(Exchange):
 
     def __init__(self, parts: list[Part], codec: Codec, admit: Admit) -> None:
         super().__init__(Phase.SERVING, parts, codec, admit)
-        self._left: dict[int, Tensor] = {}
+        self._found: dict[int, Found] = {}
         self._replies = Outbox(2)
         self._probes = Inbox(1, [part.leg_bytes[0] for part in parts])
         self._answers = Inbox(3, [part.leg_bytes[2] for part in parts])
@@ -257,11 +257,11 @@ class Callee(Exchange):
             index, payload = self._probes.ready.pop(0)
             part = self._parts[index]
             x = self._weigh(read(part.name))
-            sent, left = codecs.reply(part, self._codec, x, payload)
+            sent, found = codecs.reply(part, self._codec, x, payload)
             if part.leg_bytes[2]:
-                self._left[index] = left
+                self._found[index] = found
             else:
-                self._keep(index, codecs.settle(part, self._codec, left, bytearray()))
+                self._keep(index, codecs.settle(part, self._codec, found, bytearray()))
             budget_bytes -= len(sent)
             out += self._replies.put(sent)
         return out + list(self._replies.flush())
@@ -272,7 +272,7 @@ class Callee(Exchange):
             return
         self._answers.take(frame)
         for index, payload in self._answers.ready:
-            if index not in self._left:
+            if index not in self._found:
                 raise ProtocolError("malformed", "a difference arrived before the factor it answers was sent")
-            self._keep(index, codecs.settle(self._parts[index], self._codec, self._left.pop(index), payload))
+            self._keep(index, codecs.settle(self._parts[index], self._codec, self._found.pop(index), payload))
         self._answers.ready.clear()

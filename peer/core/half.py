@@ -19,6 +19,10 @@ from peer.errors import ProtocolError
 COLD = 8.0
 """How far apart, in their own size, two models are taken to be at most by a peer that has met nobody."""
 
+WRAPPED = 0.85
+WIDER = 4.0
+"""A difference of more than WRAPPED of what wrapped ones have is taken to be WIDER times as large."""
+
 FINEST = 2.0**-21
 """The least step, as a share of the largest number: float32 knows where a number lies between two grid points."""
 
@@ -41,15 +45,15 @@ def steps_bytes(rounding: Rounding | None, groups: int) -> int:
     return 0 if rounding is None else encoded_bytes(Format.BF16, groups)
 
 
-def first_half(own: Tensor, spread: Tensor | None, rounding: Rounding | None) -> bytearray:
+def first_half(own: Tensor, spread: Tensor | None, rounding: Rounding | None, cold: float = COLD) -> bytearray:
     """Encode one's own numbers (groups × size), their steps first; raises `ProtocolError` when they are not finite.
 
     spread (groups,): the standard deviation of the difference that is expected; where it is unknown (None, 0) the grid
-    covers what two models may differ by that know nothing of each other.
+    covers differences of `cold` times the numbers' own size.
     """
     if rounding is None:
         return encode(own, Format.FP32)
-    sent = encode(_steps(own, spread, rounding), Format.BF16)
+    sent = encode(_steps(own, spread, rounding, cold), Format.BF16)
     return sent + residue.encode(own, _decoded_steps(sent, own.shape[0]), rounding.bits)
 
 
@@ -61,15 +65,28 @@ def difference(first: memoryview, own: Tensor, rounding: Rounding | None) -> Ten
     return residue.difference(first[size:], own, _decoded_steps(first[:size], own.shape[0]), rounding.bits)
 
 
-def _steps(own: Tensor, spread: Tensor | None, rounding: Rounding) -> Tensor:
+def seen(difference: Tensor, first: memoryview, rounding: Rounding | None) -> Tensor:
+    """Return the standard deviation of every group of a difference that was read from a first half (groups,).
+
+    Much more than that where it looks as if numbers wrapped around: then the grid was too narrow to tell.
+    """
+    spread: Tensor = torch.linalg.vector_norm(difference, dim=1) / max(1, difference.shape[1]) ** 0.5
+    if rounding is None:
+        return spread
+    steps = _decoded_steps(first[: steps_bytes(rounding, len(spread))], len(spread))
+    uniform = steps * 2**rounding.bits / 12**0.5
+    return torch.where(spread > WRAPPED * uniform, WIDER * uniform, spread)
+
+
+def _steps(own: Tensor, spread: Tensor | None, rounding: Rounding, cold: float) -> Tensor:
     if not own.numel():
         return torch.ones(own.shape[0])
     numbers = own.detach().float()
-    largest = numbers.abs().amax(1).cpu()
-    steps = COLD * numbers.square().mean(1).sqrt().cpu() / 2 ** (rounding.bits - 1)
+    least = FINEST * numbers.abs().amax(1).cpu()
+    steps = cold * numbers.square().mean(1).sqrt().cpu() / 2 ** (rounding.bits - 1)
     if spread is not None:
-        steps = torch.where(spread > 0, torch.maximum(rounding.step * spread, FINEST * largest), steps)
-    return torch.where(largest > 0, steps, 1.0)
+        steps = torch.where(spread > 0, rounding.step * spread, steps)
+    return torch.where(least > 0, torch.maximum(steps, least), 1.0)
 
 
 def _decoded_steps(payload: bytearray | memoryview, groups: int) -> Tensor:

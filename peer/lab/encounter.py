@@ -69,7 +69,7 @@ def _invitation_bytes(codec: Codec) -> tuple[int, int]:
     """Return the size of an offer and of its answer."""
     meeting_id = bytes(MEETING_ID_BYTES)
     offer = Offer(
-        protocol=1, run_id=_ID[:32], origin=_ID, peer_id=_ID, round=10**6, meeting_id=meeting_id, codec=codec.spec
+        protocol=2, run_id=_ID[:32], origin=_ID, peer_id=_ID, round=10**6, meeting_id=meeting_id, codec=codec.spec
     )
     offer.weight, offer.patience_ms = 0.5, 10**5
     answer = Answer(accepted=True, peer_id=_ID, round=10**6, patience_ms=10**5)

@@ -155,7 +155,7 @@ def test_at_full_rank_the_correction_is_the_whole_difference(
 ) -> None:
     codec = parse(spec)
     rows, columns, rank = max(shape), min(shape), codec.rank or 0
-    full = (4 * (rows + columns) * rank, 4 * (rows + columns) * rank, 4 * columns * rank)
+    full = (4 * (rows + columns) * rank, 4 * (rows + columns) * rank + 2 * rank, 4 * columns * rank)
     part = Part("w", shape, rows, columns, shape[1] > shape[0], rank, full) if rank else parts({"w": shape}, codec)[0]
     x_a, x_b = pair(shape, 0.5)
     change, _ = settled(part, codec, x_a, x_b)
