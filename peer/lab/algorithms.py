@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from peer.core.gossip import Form, Outer
 
@@ -21,13 +22,17 @@ class Mixing(Enum):
 class Algorithm:
     """One method.
 
-    outer: its constants; for NoLoCo γ is its μ. meetings: None where the run's own number counts.
+    outer: its constants; for NoLoCo γ is its μ. meetings: None where the run's own number counts. inner: the inner
+    optimizer that belongs to it, None: the run's. own_bases: whether an all-reduce method makes low-rank bases of each
+    peer's own drift, in place of the mean of all.
     """
 
     mixing: Mixing
     outer: Outer
     what: str
     meetings: int | None = None
+    inner: Literal["lordo"] | None = None
+    own_bases: bool = False
 
 
 ALGORITHMS = {
@@ -42,6 +47,16 @@ ALGORITHMS = {
         Mixing.DRIFTS, Outer(eta=0.7, gamma=0.9), "DiLoCo: all-reduce of drifts, Nesterov momentum, η 0.7, γ 0.9"
     ),
     "ddp": Algorithm(Mixing.GRADIENTS, Outer(gamma=0.0), "data-parallel training: gradients averaged every step"),
+    "lordo": Algorithm(
+        Mixing.DRIFTS,
+        Outer(gamma=0.0),
+        "LoRDO: all-reduce of drifts, low-rank inside, bases from their mean",
+        inner="lordo",
+    ),
+    "lordo-local": Algorithm(
+        Mixing.DRIFTS, Outer(gamma=0.0), "the same with bases from each peer's own drift", inner="lordo", own_bases=True
+    ),
+    "lordo-ddp": Algorithm(Mixing.GRADIENTS, Outer(gamma=0.0), "low-rank data-parallel training", inner="lordo"),
     "noloco": Algorithm(Mixing.NOLOCO, Outer(eta=0.7, gamma=0.5), "NoLoCo: random pairs, μ 0.5, η 0.7"),
     "pair-average": Algorithm(Mixing.MEETINGS, Outer(gamma=0.0), "pair averaging without outer momentum"),
     "alone": Algorithm(Mixing.MEETINGS, Outer(), "no communication: each peer's outer momentum alone", meetings=0),

@@ -15,7 +15,6 @@ import torch
 from peer.core.admit import MEETING_ID_BYTES
 from peer.core.change import Correction
 from peer.core.codec import parse, parts
-from peer.core.gossip import outer_step
 from peer.core.part import drawn
 from peer.core.prior import next_priors, start_priors
 from peer.lab.encounter import Encounter, encounter
@@ -107,7 +106,7 @@ class Beside:
             self._meet_beside(who)
         for peer in who:
             if world.now_s - self._round_began_s[peer] >= world.round_s - EARLY_S:
-                outer_step(world.experiment.run.outer, world.population.states[peer])
+                world.population.end_round(peer)
                 self._round_began_s[peer] = world.now_s
                 self._met[peer] = 0
         if not world.experiment.spread:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from peer.core.gossip import outer_step
 from peer.core.noloco import noloco_step
+from peer.core.state import Tensors
 from peer.lab.algorithms import Mixing
 from peer.lab.links import allreduce_bytes
 from peer.lab.world import World
@@ -41,11 +41,14 @@ class Lockstep:
         if self._mixing is Mixing.NOLOCO:
             self._meet_in_pairs(present)
         else:
+            own = (
+                [self._drift(peer) for peer in present] if world.experiment.method.own_bases else [None] * len(present)
+            )
             if self._mixing is Mixing.DRIFTS:
                 self._average_drifts(present)
                 self._all_reduce(present)
-            for peer in present:
-                outer_step(world.experiment.run.outer, world.population.states[peer])
+            for peer, drift in zip(present, own, strict=True):
+                world.population.end_round(peer, drift)
         return sum(losses) / len(losses) if losses else None
 
     def _welcome(self) -> list[int]:
@@ -63,6 +66,10 @@ class Lockstep:
         world.now_s += world.links.allreduce_s(present, world.model_bytes)
         for peer in present:
             world.sent[peer] += allreduce_bytes(len(present), world.model_bytes)
+
+    def _drift(self, peer: int) -> Tensors:
+        state = self._world.population.states[peer]
+        return {name: weight - state.anchor[name] for name, weight in state.weights.items()}
 
     @torch.no_grad()
     def _average_drifts(self, present: Sequence[int]) -> None:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from peer.core.gossip import start
+from peer.core.gossip import outer_step, start
 from peer.core.state import Cursor, State, Tensors
 from peer.data.corpus import Tokens
 from peer.data.stream import Sequences
+from peer.lordo import handed_over, refresh
 from peer.manifest import Manifest
 from peer.models import causal
 from peer.trainer import optimizer_for
@@ -37,7 +38,7 @@ class Population:
         first = {name: weight.detach() for name, weight in self.model.named_parameters()}
         self.stack: Tensors = {name: weight.expand(peers, *weight.shape).clone() for name, weight in first.items()}
         self.states = [self._state({name: whole[peer] for name, whole in self.stack.items()}) for peer in range(peers)]
-        self.optimizers = [optimizer_for(run.inner, state.weights) for state in self.states]
+        self.optimizers = [optimizer_for(run.inner, state.weights, run.seed) for state in self.states]
         length, seed = run.data.sequence_length, run.seed
         if non_iid:
             parts = np.array_split(np.asarray(tokens), peers)
@@ -71,9 +72,18 @@ class Population:
             self._update(peer, {name: whole[row] for name, whole in gradients.items()}, lr)
         return [float(loss) for loss in losses]
 
+    def end_round(self, peer: int, delta: Tensors | None = None) -> None:
+        """End a peer's round as its trainer would; delta: what new low-rank bases are made of, None: its own drift."""
+        state = self.states[peer]
+        if delta is None:
+            refresh(self.optimizers[peer], lambda name: state.weights[name] - state.anchor[name], state.round + 1)
+        else:
+            refresh(self.optimizers[peer], delta.__getitem__, state.round + 1)
+        outer_step(self.run.outer, state)
+
     @torch.no_grad()
     def copy(self, source: int, target: int) -> None:
-        """Hand one peer's anchor, outer memory and round to another, as a donor does to a newcomer."""
+        """Hand one peer's anchor, outer memory, low-rank memory and round to another, as a donor does to a newcomer."""
         donor, newcomer = self.states[source], self.states[target]
         for name, anchor in donor.anchor.items():
             newcomer.weights[name].copy_(anchor)
@@ -81,7 +91,13 @@ class Population:
             for slot, tensors in donor.outer.items():
                 newcomer.outer[slot][name].copy_(tensors[name])
         newcomer.round = donor.round
-        self.optimizers[target].state.clear()
+        self.optimizers[target] = optimizer_for(self.run.inner, newcomer.weights, self.run.seed)
+        if self.run.inner.optimizer == "lordo":
+            shapes = {name: tuple(weight.shape) for name, weight in donor.weights.items()}
+            for slot, names in handed_over(shapes, self.run.inner.rule).items():
+                for name in names:
+                    theirs = self.optimizers[source].state[donor.weights[name]][slot]
+                    self.optimizers[target].state[newcomer.weights[name]][slot].copy_(theirs)
 
     def _state(self, weights: Tensors) -> State:
         anchor = {name: weight.clone() for name, weight in weights.items()}

@@ -88,6 +88,9 @@ def experiment(label: str, seed: int | None, settings: Settings) -> Experiment:
     if algorithm not in ALGORITHMS:
         near = tables.nearest(algorithm, ALGORITHMS)
         raise ConfigError(f"unknown algorithm '{algorithm}'; did you mean '{near}'? There are {', '.join(ALGORITHMS)}")
+    belonging = ALGORITHMS[algorithm].inner
+    if belonging is not None:
+        settings = over(settings, {"inner": {"optimizer": belonging}})
     run = _run(settings, seed)
     own = ALGORITHMS[algorithm].outer
     outer = asdict(run.outer if own == Outer() else own)

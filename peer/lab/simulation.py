@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from peer.lab.links import Links
 from peer.lab.lockstep import Lockstep
 from peer.lab.results import Outcome, Point
 from peer.lab.world import World
+from peer.lordo import state_bytes
 
 HELDOUT_TOKENS = 32768
 """Read for a held-out loss, in windows spread over all that is held out."""
@@ -94,21 +95,8 @@ class Simulation:
             disagreement=last.disagreement,
             bytes_per_round=last.bytes / max(1, last.round),
             seconds_simulated=last.seconds,
-            optimizer_bytes=_state_bytes(self._world.population.optimizers),
+            optimizer_bytes=max(map(state_bytes, self._world.population.optimizers)),
         )
-
-
-def _state_bytes(optimizers: Sequence[torch.optim.Optimizer]) -> int:
-    """Return the bytes of one peer's optimizer, as they are held: the largest of all peers."""
-    return max(
-        sum(
-            tensor.numel() * tensor.element_size()
-            for memory in optimizer.state.values()
-            for tensor in memory.values()
-            if isinstance(tensor, torch.Tensor)
-        )
-        for optimizer in optimizers
-    )
 
 
 @torch.no_grad()

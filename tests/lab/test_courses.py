@@ -192,6 +192,53 @@ def test_one_seed_gives_one_result_and_another_seed_another() -> None:
     assert not torch.equal(first[0][name], other[0][name])
 
 
+# ------------------------------------------------------------------ low rank inside
+
+
+def lordo(algorithm: str) -> Experiment:
+    one = experiment(algorithm)
+    return replace(one, run=replace(one.run, inner=replace(one.run.inner, optimizer="lordo", rank=2)))
+
+
+def bases(place: World, name: str) -> list[torch.Tensor]:
+    kept = zip(place.population.optimizers, place.population.states, strict=True)
+    return [optimizer.state[state.weights[name]]["basis"] for optimizer, state in kept]
+
+
+def test_peers_with_lordo_inside_train_as_real_ones_do() -> None:
+    one = lordo("alone")
+    place = world(one)
+    course, real = Beside(place), [real_peer(one.run, shard) for shard in range(PEERS)]
+    for number in range(2):
+        train(real)
+        for trainer in real:
+            trainer.end_round()
+        course.period(number)
+    for peer, trainer in enumerate(real):
+        assert_close(weights(place)[peer], trainer.state.weights)
+
+
+def test_global_bases_are_one_and_local_ones_are_each_peers_own() -> None:
+    name = "transformer.h.0.attn.c_attn.weight"
+    shared, local = world(lordo("lordo")), world(lordo("lordo-local"))
+    for place in (shared, local):
+        Lockstep(place).period(0)
+    first = bases(shared, name)
+    assert all(torch.equal(basis, first[0]) for basis in first)
+    assert not torch.allclose(bases(local, name)[0], bases(local, name)[1])
+
+
+def test_a_newcomer_gets_its_donors_bases() -> None:
+    name = "transformer.h.0.attn.c_attn.weight"
+    place = world(lordo("alone"))
+    Beside(place).period(0)
+    assert not torch.equal(bases(place, name)[0], bases(place, name)[1])
+    place.population.copy(0, 1)
+    assert torch.equal(bases(place, name)[0], bases(place, name)[1])
+    place.population.step([1], [1e-3])
+    assert not torch.equal(*(place.population.states[peer].weights[name] for peer in (0, 1)))
+
+
 # ------------------------------------------------------------------ time
 
 
