@@ -30,7 +30,6 @@ from peer.home import Home
 from peer.loading import Loaded, load
 from peer.manifest import Manifest
 from peer.meetings import Meetings
-from peer.models import presets
 from peer.net.base import Network, Stream
 from peer.roster import Roster
 from peer.trainer import Tally, Trainer
@@ -266,8 +265,7 @@ class Daemon:
         """Say how others find this peer."""
         if self._config.bootstraps and not self._network.lonely:
             return
-        preset = self._run.model in presets.names() and Manifest.preset(self._run.model).run_id == self._run.run_id
-        what = f"--model {self._run.model}" if preset else f"--run {self._config.run or self._home.manifest}"
+        what = self._run.flags or f"--run {self._config.run or self._home.manifest}"
         where = " ".join(f"--bootstrap {address}" for address in self._network.bootstraps[:1])
         why = (
             "No bootstrap could be reached (it is tried again and again)"

@@ -179,6 +179,15 @@ class Manifest:
         inner = replace(self.inner, **_section("inner", {"optimizer": optimizer}))
         return replace(self, inner=replace(inner, **inner.unused)).check()
 
+    @property
+    def flags(self) -> str | None:
+        """What `peer join` needs to take part, such as "--model gpt-nano --inner lordo"; None: the file."""
+        if self.model not in presets.names():
+            return None
+        preset, optimizer = Manifest.preset(self.model), self.inner.optimizer
+        ways = {"": preset, f" --inner {optimizer}": preset.trained_by(optimizer)}
+        return next((f"--model {self.model}{more}" for more, run in ways.items() if run.run_id == self.run_id), None)
+
     @cached_property
     def run_id(self) -> str:
         """The first 32 hex digits of the SHA-256 of everything that `canonical` returns."""

@@ -162,6 +162,14 @@ def test_an_inner_optimizer_is_taken_on_and_off_again() -> None:
         manifest.trained_by("lord")
 
 
+def test_a_run_knows_the_flags_that_make_it() -> None:
+    preset = Manifest.preset("gpt-nano")
+    assert preset.flags == "--model gpt-nano"
+    assert preset.trained_by("lordo").flags == "--model gpt-nano --inner lordo"
+    assert dataclasses.replace(preset, seed=1).flags is None
+    assert Manifest.parse(NANO + '[inner]\noptimizer = "lordo"\nrank = 3').flags is None
+
+
 def test_the_order_and_the_notation_of_a_file_do_not_matter() -> None:
     one = Manifest.parse(NANO + "seed = 7\nrounds = 20\n[inner]\nlr = 1\nclip = 2.0\n")
     two = Manifest.parse("rounds = 20\n" + NANO + "seed = 0x7\n[inner]\nclip = 2\nlr = 1e0\n")

@@ -26,7 +26,7 @@ class State:
     weights: the live parameters, float32, the very tensors that the model computes with.
     anchor: the weights at the start of the round, plus every correction since.
     outer: slot → tensors, the outer optimizer's memory (see `peer.core.gossip`); each shaped like the weights.
-    inner: slot → tensors, the inner optimizer's memory (AdamW: exp_avg, exp_avg_sq, step).
+    inner: slot → tensors, the inner optimizer's memory (AdamW: exp_avg, exp_avg_sq, step; LoRDO: basis, feedback too).
     round: outer steps done. step: inner steps done since this peer's first round.
     origin: hash of the run's first weights, the same for all peers of a run.
     """
