@@ -51,4 +51,4 @@ def draw(shape: tuple[int, ...], index: int) -> tuple[Tensor, Tensor]:
 
 def promise(codec: Codec) -> float:
     """Return what may be left of the difference, 0 to 1, once both sides applied ½ C: the rounding of the codec."""
-    return 1.0 if codec.rank is not None and codec.rank < RANK else _LEFT[codec.coarse]
+    return 1.0 if codec.rank is not None and codec.rank < RANK else _LEFT[codec.form]

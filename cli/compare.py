@@ -174,7 +174,7 @@ def _fill(places: Sequence[Place], chosen: int, folder: Path, jobs: int | None, 
     """Simulate what isn't done, with a progress display; return whether that was interrupted."""
     from rich.console import Console
 
-    from peer.crew import Interrupts
+    from peer.crew import Interrupts, cores
     from peer.lab import bench
 
     from .bar import Bar
@@ -192,7 +192,7 @@ def _fill(places: Sequence[Place], chosen: int, folder: Path, jobs: int | None, 
             ended = sum(place.ended for place in places)
             bar.show(done, f"{before + ended}/{chosen} simulations, {done}/{rounds} rounds")
 
-        bench.fill(places, folder, jobs or bench.cores(), device, interrupts, watch)
+        bench.fill(places, folder, jobs or cores(), device, interrupts, watch)
     return interrupts.count > 0
 
 

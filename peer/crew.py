@@ -119,3 +119,8 @@ class Interrupts:
         self.count += 1
         if self._note is not None:
             self._note(self.count)
+
+
+def cores() -> int:
+    """Return how many of this machine's cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

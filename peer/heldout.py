@@ -69,6 +69,29 @@ class Spread:
         return math.sqrt(self._squares / self._count) / size if size else 0.0
 
 
+class Survey:
+    """Held-out losses of one model after another, and of their mean; computes in the model it is given."""
+
+    def __init__(self, model: nn.Module, windows: Sequence[Ints], device: torch.device) -> None:
+        self.spread = Spread()
+        self._model, self._windows, self._device = model, windows, device
+
+    def add(self, weights: Tensors) -> float:
+        """Take one more model in; return its loss."""
+        self.spread.add(weights)
+        return self._loss(weights)
+
+    def average(self) -> float:
+        """Return the loss of the mean of all models so far, of which there is at least one."""
+        return self._loss(self.spread.mean)
+
+    @torch.no_grad()
+    def _loss(self, weights: Tensors) -> float:
+        for name, parameter in self._model.named_parameters():
+            parameter.copy_(weights[name])
+        return mean_loss(self._model, self._windows, self._device)
+
+
 def assess(
     run: Manifest, heldout: Tokens, peers: Iterable[Tensors | None], device: torch.device | None = None
 ) -> Assessment:
@@ -82,15 +105,10 @@ def assess(
     windows = list(heldout_batches(heldout, length, run.data.batch, max(LEAST_WINDOWS, TOKENS // length)))
     model = causal.build(run.config, run.seed).to(device)
     start = mean_loss(model, windows, device)
-    spread, losses = Spread(), list[float | None]()
-    for weights in peers:
-        if weights is None:
-            losses.append(None)
-            continue
-        spread.add(weights)
-        losses.append(mean_loss(_filled(model, weights), windows, device))
-    average = mean_loss(_filled(model, spread.mean), windows, device) if spread.mean else None
-    return Assessment(start, tuple(losses), average, spread.disagreement)
+    survey = Survey(model, windows, device)
+    losses = tuple(None if weights is None else survey.add(weights) for weights in peers)
+    average = survey.average() if survey.spread.mean else None
+    return Assessment(start, losses, average, survey.spread.disagreement)
 
 
 @torch.no_grad()
@@ -103,13 +121,6 @@ def mean_loss(model: nn.Module, batches: Sequence[Ints], device: torch.device) -
         total += float(causal.loss(model, windows[:, :-1], windows[:, 1:])) * len(windows)
         count += len(windows)
     return total / count
-
-
-@torch.no_grad()
-def _filled(model: nn.Module, weights: Tensors) -> nn.Module:
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
-    return model
 
 
 def _square(tensor: torch.Tensor) -> float:

@@ -18,7 +18,7 @@ import torch
 
 from peer import checkpoint
 from peer.core.state import Tensors
-from peer.crew import GRACE_S, Child, Crew, Interrupts
+from peer.crew import GRACE_S, Child, Crew, Interrupts, cores
 from peer.data import corpus
 from peer.data.stream import Sequences
 from peer.errors import ConfigError, PeerError, Unreachable
@@ -88,7 +88,7 @@ def swarm(run: Manifest, peers: int, folder: Path, watch: Watch) -> Report:
     _prepare(folder, run)
     began = time.monotonic()
     places = [Place(number, folder) for number in range(1, peers + 1)]
-    threads = max(1, _cores() // peers)
+    threads = max(1, cores() // peers)
     with Interrupts() as interrupts, Crew(folder, threads) as crew:
         bootstrap = crew.start("bootstrap", "bootstrap", "--port", "0", "--announce", LOOPBACK)
         address = _address(bootstrap, interrupts)
@@ -177,7 +177,7 @@ def _start_some(crew: Crew, places: Sequence[Place], address: str) -> None:
     """Start as many of the waiting peers as may come up at once."""
     starting = sum(place.row.stage == "starting" for place in places)
     waiting = [place for place in places if place.row.stage == "waiting"]
-    for place in waiting[: max(0, STARTING_PER_CORE * _cores() - starting)]:
+    for place in waiting[: max(0, STARTING_PER_CORE * cores() - starting)]:
         place.start(crew, address)
 
 
@@ -213,7 +213,3 @@ def _weights(run: Manifest, places: Sequence[Place]) -> Iterator[Tensors | None]
         except PeerError:
             loaded = None
         yield loaded.state.weights if loaded else None
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

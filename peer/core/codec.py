@@ -43,14 +43,12 @@ OUTSIDE = 2.0
 class Codec:
     """How differences travel. rank None sends whole tensors.
 
-    basis: format of Q and P̂. coarse: of a difference. probe, fine: how P_a, and what answers it or is whole, are
-    rounded; None: not at all.
+    form: of Q, P̂ and differences. probe, fine: how P_a, and what answers it or is whole, are rounded; None: not at all.
     """
 
     spec: str
     rank: int | None
-    basis: Format
-    coarse: Format
+    form: Format
     probe: Rounding | None
     fine: Rounding | None
 
@@ -70,7 +68,7 @@ def parse(spec: str) -> Codec:
     rank = int(match["rank"]) if match["rank"] else None
     digits = match["thin"] or match["whole"]
     form, probe, fine = _ROUNDED[digits] if digits else (Format.FP32, None, None)
-    return Codec(spec, rank, form, form, probe, fine)
+    return Codec(spec, rank, form, probe, fine)
 
 
 def parts(shapes: Mapping[str, tuple[int, ...]], codec: Codec) -> list[Part]:
@@ -82,7 +80,7 @@ def _part(name: str, shape: tuple[int, ...], codec: Codec) -> Part:
     count = prod(shape)
     high = shape[0] if len(shape) > 1 and count else 1
     wide = count // high
-    legs = (steps_bytes(codec.fine, high) + half_bytes(codec.fine, count), encoded_bytes(codec.coarse, count), 0)
+    legs = (steps_bytes(codec.fine, high) + half_bytes(codec.fine, count), encoded_bytes(codec.form, count), 0)
     whole = Part(name, shape, high, wide, False, 0, legs)
     if codec.rank is None or len(shape) < 2 or count == 0:
         return whole
@@ -90,12 +88,12 @@ def _part(name: str, shape: tuple[int, ...], codec: Codec) -> Part:
     rank = min(codec.rank, columns)
     long, short = rows * rank, columns * rank
     thin = (
-        encoded_bytes(codec.basis, short) + steps_bytes(codec.probe, rank) + half_bytes(codec.probe, long),
-        encoded_bytes(codec.basis, long)
+        encoded_bytes(codec.form, short) + steps_bytes(codec.probe, rank) + half_bytes(codec.probe, long),
+        encoded_bytes(codec.form, long)
         + encoded_bytes(Format.BF16, rank)
         + steps_bytes(codec.fine, rank)
         + half_bytes(codec.fine, short),
-        encoded_bytes(codec.coarse, short),
+        encoded_bytes(codec.form, short),
     )
     return whole if sum(thin) >= sum(legs) else Part(name, shape, rows, columns, wide > high, rank, thin)
 
@@ -104,8 +102,8 @@ def probe(part: Part, codec: Codec, x: Tensor, prior: Prior) -> bytearray:
     """Leg 1, caller: encode Q and P_a = X_a Q, or x_a."""
     if prior.basis is None:
         return first_half(_whole(part, x), prior.spread, codec.fine, prior.cold)
-    sent = encode(prior.basis, codec.basis)
-    q = decode(sent, codec.basis, (part.columns, part.rank)).to(x.device)
+    sent = encode(prior.basis, codec.form)
+    q = decode(sent, codec.form, (part.columns, part.rank)).to(x.device)
     return sent + first_half(part.times(x, q).T, prior.spread, codec.probe, prior.cold)
 
 
@@ -121,13 +119,13 @@ def reply(part: Part, codec: Codec, x: Tensor, payload: bytearray) -> tuple[byte
     """Leg 2, callee: encode P̂, how large P is, and Z_b = X_bᵀ P̂; or all of C."""
     view = memoryview(payload)
     if not part.rank:
-        sent = encode(difference(view, _whole(part, x), codec.fine), codec.coarse)
-        return sent, Found(decode(sent, codec.coarse, part.shape))
-    size = encoded_bytes(codec.basis, part.columns * part.rank)
-    q = decode(view[:size], codec.basis, (part.columns, part.rank)).to(x.device)
+        sent = encode(difference(view, _whole(part, x), codec.fine), codec.form)
+        return sent, Found(decode(sent, codec.form, part.shape))
+    size = encoded_bytes(codec.form, part.columns * part.rank)
+    q = decode(view[:size], codec.form, (part.columns, part.rank)).to(x.device)
     p = difference(view[size:], part.times(x, q).T, codec.probe)  # rank × rows
     left, mixed = torch.linalg.qr(p.T)
-    sent = encode(left, codec.basis) + encode(seen(p, view[size:], codec.probe), Format.BF16)
+    sent = encode(left, codec.form) + encode(seen(p, view[size:], codec.probe), Format.BF16)
     found = _found(part, codec, memoryview(sent))
     expected = OUTSIDE * even(spread_of(mixed, part.columns))
     return sent + first_half(part.transposed_times(x, found.left.to(x.device)).T, expected, codec.fine), found
@@ -136,12 +134,12 @@ def reply(part: Part, codec: Codec, x: Tensor, payload: bytearray) -> tuple[byte
 def answer(part: Part, codec: Codec, x: Tensor, payload: bytearray) -> tuple[bytearray, Change]:
     """Leg 3, caller: encode Z (nothing of a whole tensor); also return C as the callee will hold it."""
     if not part.rank:
-        return bytearray(), Change(part, decode(payload, codec.coarse, part.shape), None)
+        return bytearray(), Change(part, decode(payload, codec.form, part.shape), None)
     view = memoryview(payload)
     found = _found(part, codec, view)
     own = part.transposed_times(x, found.left.to(x.device)).T  # rank × columns
-    rest = view[encoded_bytes(codec.basis, part.rows * part.rank) + encoded_bytes(Format.BF16, part.rank) :]
-    sent = encode(-difference(rest, own, codec.fine), codec.coarse)
+    rest = view[encoded_bytes(codec.form, part.rows * part.rank) + encoded_bytes(Format.BF16, part.rank) :]
+    sent = encode(-difference(rest, own, codec.fine), codec.form)
     return sent, settle(part, codec, found, sent)
 
 
@@ -149,13 +147,13 @@ def settle(part: Part, codec: Codec, found: Found, payload: bytearray) -> Change
     """After leg 3, callee: return C from what it sent in leg 2 and the Z that it received."""
     if not part.rank:
         return Change(part, found.left, None)
-    return Change(part, found.left, decode(payload, codec.coarse, (part.rank, part.columns)).T, found.spread)
+    return Change(part, found.left, decode(payload, codec.form, (part.rank, part.columns)).T, found.spread)
 
 
 def _found(part: Part, codec: Codec, view: memoryview) -> Found:
     """Decode what leg 2 begins with."""
-    size, more = encoded_bytes(codec.basis, part.rows * part.rank), encoded_bytes(Format.BF16, part.rank)
-    left = decode(view[:size], codec.basis, (part.rows, part.rank))
+    size, more = encoded_bytes(codec.form, part.rows * part.rank), encoded_bytes(Format.BF16, part.rank)
+    left = decode(view[:size], codec.form, (part.rows, part.rank))
     return Found(left, decode(view[size : size + more], Format.BF16, (part.rank,)).abs())
 
 

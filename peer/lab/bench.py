@@ -258,11 +258,6 @@ def fetch(experiments: Iterable[Experiment], out: Path, say: Say) -> None:
         load(experiment, out / TOKENS, say)
 
 
-def cores() -> int:
-    """Return how many of this machine's cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _signal(places: Sequence[Place], number: signal.Signals) -> None:
     for place in places:
         place.signal(number)

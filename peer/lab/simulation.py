@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from peer.data.corpus import Corpus
 from peer.data.stream import heldout_batches
-from peer.heldout import Spread, mean_loss
+from peer.heldout import Survey
 from peer.lab import churn
 from peer.lab.algorithms import Mixing
 from peer.lab.beside import Beside
@@ -67,12 +66,9 @@ class Simulation:
     def point(self) -> Point:
         """Measure where the swarm stands: the held-out loss of each peer that is there, and of their average."""
         world, model = self._world, self._world.population.model
-        spread, losses = Spread(), []
-        for peer in world.present:
-            weights = world.population.states[peer].weights
-            spread.add(weights)
-            losses.append(mean_loss(_filled(model, weights), self._heldout, world.population.device))
-        average = mean_loss(_filled(model, spread.mean), self._heldout, world.population.device)
+        survey = Survey(model, self._heldout, world.population.device)
+        losses = tuple(survey.add(world.population.states[peer].weights) for peer in world.present)
+        average = survey.average()
         model.train()
         return Point(
             round=self.round,
@@ -80,8 +76,8 @@ class Simulation:
             bytes=sum(world.sent) / len(world.sent),
             train_loss=self._train_loss,
             heldout_average=average,
-            heldout_peers=tuple(losses),
-            disagreement=spread.disagreement or 0.0,
+            heldout_peers=losses,
+            disagreement=survey.spread.disagreement or 0.0,
         )
 
     def outcome(self, last: Point) -> Outcome:
@@ -97,10 +93,3 @@ class Simulation:
             seconds_simulated=last.seconds,
             optimizer_bytes=max(map(state_bytes, self._world.population.optimizers)),
         )
-
-
-@torch.no_grad()
-def _filled(model: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Module:
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
-    return model
