@@ -6,6 +6,7 @@ so that each codec of at least that rank should find all of it but for its round
 
 from __future__ import annotations
 
+import math
 from math import prod
 
 import torch
@@ -21,6 +22,7 @@ SCALE = 0.02
 APART = 0.01
 RANK = 3
 
+_NO_ROOM = 0.1
 _LEFT = {Format.FP32: 1e-3, Format.INT8: 0.04, Format.INT4: 0.4}
 
 
@@ -50,5 +52,11 @@ def draw(shape: tuple[int, ...], index: int) -> tuple[Tensor, Tensor]:
 
 
 def promise(codec: Codec) -> float:
-    """Return what may be left of the difference, 0 to 1, once both sides applied ½ C: the rounding of the codec."""
-    return 1.0 if codec.rank is not None and codec.rank < RANK else _LEFT[codec.form]
+    """Return what may be left of the difference, 0 to 1, once both sides applied ½ C.
+
+    That is the rounding of the codec, and under a low-rank one a share of what such a meeting has no room for: some
+    vectors, and a direction that is not known yet.
+    """
+    if codec.rank is None:
+        return _LEFT[codec.form]
+    return 1.0 if codec.rank < RANK else math.hypot(_LEFT[codec.form], _NO_ROOM)

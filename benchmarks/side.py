@@ -25,10 +25,11 @@ from benchmarks.worker import DEADLINE_S
 from peer.boundary import Boundary
 from peer.conversation import Conversation
 from peer.core.admit import admit_correction
-from peer.core.codec import parse, parts
+from peer.core.allocation import Allocation
+from peer.core.codec import parse
 from peer.core.exchange import Callee, Caller, Phase
 from peer.core.gossip import Outer, pair_weight
-from peer.core.prior import Priors, next_priors, start_priors
+from peer.core.prior import Priors, guesses, next_priors, start_priors
 from peer.core.state import State
 from peer.errors import PeerError, Unreachable
 from peer.net.base import Stream
@@ -110,9 +111,8 @@ class Side:
         """Set weights and anchor to their first values, and the codec; a codec's basis stays from one to the next."""
         if spec != self._spec:
             self._spec = spec
-            self._codec = parse(spec)
-            self._parts = parts(self._shapes, self._codec)
-            self._priors = start_priors(self._parts, torch.Generator().manual_seed(0))
+            self._allocation = Allocation(self._shapes, parse(spec))
+            self._priors = start_priors(self._shapes)
         for index, (name, shape) in enumerate(self._shapes.items()):
             ours = draw(shape, index)[0 if self._calls else 1]
             self._state.weights[name].copy_(ours)
@@ -167,10 +167,12 @@ class Side:
 
     async def _call(self, address: str) -> Met:
         began_s = time.monotonic()
-        exchange = Caller(self._parts, self._codec, self._priors, admit_correction)
+        ranks = self._allocation.ranks(self._priors, {})
+        parts = self._allocation.parts(ranks)
+        exchange = Caller(parts, self._allocation.codec, guesses(parts, self._priors, 0), admit_correction)
         stream = await self._rpc.dial(address, DEADLINE_S)
         try:
-            await stream.send(Message(offer=self._offer()), DEADLINE_S)
+            await stream.send(Message(offer=self._offer(ranks)), DEADLINE_S)
             answer = await stream.receive(DEADLINE_S)
             if answer is None:
                 raise Unreachable("the callee ended the stream before it answered")
@@ -184,7 +186,7 @@ class Side:
             message = await stream.receive(DEADLINE_S)
             if message is None or not message.HasField("offer"):
                 raise Unreachable("the caller made no offer")
-            exchange = Callee(self._parts, self._codec, admit_correction)
+            exchange = Callee(self._allocation.parts(message.offer.ranks), self._allocation.codec, admit_correction)
             await stream.send(Message(answer=Answer(accepted=True, peer_id="callee")), DEADLINE_S)
             self._met.set_result(await self._converse(exchange, stream, message.offer.weight, time.monotonic()))
         except PeerError as error:
@@ -205,9 +207,10 @@ class Side:
         self._priors = next_priors(correction, self._priors)
         return Met(cost, stream.sent_bytes, stream.received_bytes)
 
-    def _offer(self) -> Offer:
+    def _offer(self, ranks: list[int]) -> Offer:
         weight = pair_weight(OUTER.alpha)
-        return Offer(protocol=1, peer_id="caller", meeting_id=os.urandom(16), codec=self._spec, weight=weight)
+        meeting_id = os.urandom(16)
+        return Offer(protocol=3, peer_id="caller", meeting_id=meeting_id, codec=self._spec, weight=weight, ranks=ranks)
 
     def _train(self) -> None:
         while not self._stopping:

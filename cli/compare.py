@@ -20,9 +20,10 @@ from .main import INTERRUPTED
 if TYPE_CHECKING:
     import torch
 
-    from peer.lab.bench import Place, Result
+    from peer.lab.bench import Place
     from peer.lab.grid import Grid
     from peer.lab.report import Row
+    from peer.lab.results import Result
 
     Results = dict[tuple[str, int], Result]
 
@@ -199,13 +200,12 @@ def _fill(places: Sequence[Place], chosen: int, folder: Path, jobs: int | None, 
 def _rows(grid: Grid, results: Results, sizes: Mapping[str, int]) -> list[Row]:
     from peer.lab import report
 
-    outcomes = {
-        label: {seed: results[label, seed].outcome for seed in grid.seeds if (label, seed) in results}
-        for label in grid.labels
+    kept = {
+        label: {seed: results[label, seed] for seed in grid.seeds if (label, seed) in results} for label in grid.labels
     }
     return [
-        report.row(label, done, len(grid.seeds), sizes[label], outcomes[grid.reference])
-        for label, done in outcomes.items()
+        report.row(label, done, len(grid.seeds), sizes[label], kept[grid.reference])
+        for label, done in kept.items()
         if done
     ]
 

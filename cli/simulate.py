@@ -22,7 +22,7 @@ from .help import Command, examples, option
 from .main import INTERRUPTED
 
 if TYPE_CHECKING:
-    from peer.lab.bench import Result
+    from peer.lab.results import Result
 
 ALGORITHMS = {
     "gasloc": "GASLoC with own momentum, the daemon's default",

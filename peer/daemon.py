@@ -39,6 +39,7 @@ FIRST_MESSAGE_S = 15.0
 MEETING_GRACE_S = 1.5
 STEP_GRACE_S = 1.0
 FAREWELL_S = 4.0
+LANDING_S = 0.01
 BOUNDARY_S = 600.0
 CHECKPOINT_SHARE = 0.05
 """Saving takes at most this share of the time, so large models on slow disks are not saved every round."""
@@ -138,6 +139,17 @@ class Daemon:
                 self._events.write(self._round(trainer, tally))
                 if (time.monotonic() - self._saved_at_s) * CHECKPOINT_SHARE >= self._save_s:
                     self._save(trainer.state)
+        if trainer.round >= self._run.rounds and self._run.exchange.meetings and self._roster.members:
+            self._land(trainer)
+
+    def _land(self, trainer: Trainer) -> None:
+        """Go on meeting without training, for as long as a round took: most of what peers still differ in goes."""
+        self._say("all rounds are done; meeting a last few times")
+        trainer.land()
+        while trainer.fraction < 1.0 and not self._stopping.is_set():
+            with trainer.still:
+                self._boundary.serve(trainer.state)
+            time.sleep(LANDING_S)
 
     async def _leave(self, trainer: Trainer, meetings: Meetings) -> None:
         """Abandon the step that is under way, and finish or abandon the meeting.

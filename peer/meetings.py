@@ -7,24 +7,23 @@ import os
 import random
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
-
-import torch
 
 from peer.account import PASSING, Account
 from peer.boundary import Boundary
 from peer.conversation import Conversation
 from peer.core.admit import MEETING_ID_BYTES, Standing, admit_correction, admit_offer
-from peer.core.codec import parse, parts
+from peer.core.allocation import Allocation
+from peer.core.codec import parse
 from peer.core.decision import Decision
 from peer.core.exchange import Callee, Caller, Phase
 from peer.core.gossip import pair_weight
 from peer.core.members import Member
-from peer.core.part import drawn
 from peer.core.partners import choose
-from peer.core.prior import next_priors, start_priors
+from peer.core.prior import guesses, next_priors, seed_of, start_priors
 from peer.core.state import State
 from peer.errors import ProtocolError, Unreachable
 from peer.events import Meeting
@@ -33,7 +32,7 @@ from peer.net.base import Network, Stream
 from peer.roster import REFRESH_S, Roster
 from peer.wire.peer_pb2 import Answer, Inquiry, Message, Offer, Outcome
 
-PROTOCOL = 2
+PROTOCOL = 3
 DIAL_S = 5.0
 ANSWER_S = 10.0
 SILENCE_S = 15.0
@@ -63,6 +62,10 @@ class Pace(Protocol):
     @property
     def round_s(self) -> float:
         """How long the last round took, 0 before there was one."""
+
+    @property
+    def sensitivity(self) -> Mapping[str, float]:
+        """Parameter name → how much the loss minds a change in it."""
 
 
 @dataclass
@@ -102,10 +105,10 @@ class Meetings:
         self._network, self._roster, self._boundary = network, roster, boundary
         self._pace, self._account = pace, account
         self._codec = parse(run.exchange.codec)
-        self._parts = parts(shapes, self._codec)
+        self._allocation = Allocation(shapes, self._codec)
         self._weight = pair_weight(run.outer.alpha)
         self._random = random.Random(peer_id)
-        self._priors = start_priors(self._parts, torch.Generator().manual_seed(self._random.getrandbits(63)))
+        self._priors = start_priors(shapes)
         self._talk: _Talk | None = None
         self._free = asyncio.Event()
         self._free.set()
@@ -168,7 +171,7 @@ class Meetings:
             "callee",
             offer.peer_id,
             offer.meeting_id,
-            Callee(drawn(self._parts, offer.meeting_id), self._codec, admit_correction),
+            Callee(self._allocation.parts(offer.ranks), self._codec, admit_correction),
             time.monotonic(),
             offer.round,
             offer.patience_ms,
@@ -199,12 +202,15 @@ class Meetings:
     async def ask(self, partner: Member) -> None:
         """Offer a meeting to one partner, and hold it if the partner accepts."""
         meeting_id = os.urandom(MEETING_ID_BYTES)
-        exchange = Caller(drawn(self._parts, meeting_id), self._codec, self._priors, admit_correction)
+        ranks = self._allocation.ranks(self._priors, self._pace.sensitivity)
+        parts = self._allocation.parts(ranks)
+        start = guesses(parts, self._priors, seed_of(meeting_id))
+        exchange = Caller(parts, self._codec, start, admit_correction)
         talk = _Talk("caller", partner.peer_id, meeting_id, exchange, time.monotonic())
         try:
             talk.stream = await self._network.dial(partner.addresses[0], DIAL_S)
             self._offering_to = partner.peer_id
-            await talk.stream.send(Message(offer=self._offer(talk.meeting_id)), ANSWER_S)
+            await talk.stream.send(Message(offer=self._offer(talk.meeting_id, ranks)), ANSWER_S)
             if await self._accepted(exchange, talk):
                 await self._converse(talk, talk.stream)
                 if exchange.phase is Phase.DOUBTED:
@@ -219,7 +225,7 @@ class Meetings:
             if talk.stream is not None:
                 await talk.stream.close()
 
-    def _offer(self, meeting_id: bytes) -> Offer:
+    def _offer(self, meeting_id: bytes, ranks: list[int]) -> Offer:
         return Offer(
             protocol=PROTOCOL,
             run_id=self._run.run_id,
@@ -230,6 +236,7 @@ class Meetings:
             codec=self._codec.spec,
             weight=self._weight,
             patience_ms=self._patience_ms(),
+            ranks=ranks,
         )
 
     async def _accepted(self, exchange: Caller, talk: _Talk) -> bool:
@@ -344,6 +351,11 @@ class Meetings:
         decision = admit_offer(offer, mine, self._talk is not None, self._offering_to)
         if decision and offer.weight != self._weight:
             return Decision(False, "weight", f"the offer has weight {offer.weight:g}, the run has {self._weight:g}")
+        if decision:
+            try:
+                self._allocation.parts(offer.ranks)
+            except ProtocolError as error:
+                return Decision(False, error.reason, f"{error.detail}; upgrade the caller")
         return decision
 
     def _due(self) -> bool:

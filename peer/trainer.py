@@ -22,6 +22,7 @@ from peer.errors import ConfigError
 from peer.lordo import Lordo, refresh, state_bytes
 from peer.manifest import Inner, Manifest
 from peer.models.causal import loss
+from peer.sensitivity import sensitivity
 
 MICRO_TOKENS = {"cpu": 1024, "cuda": 16384, "mps": 8192}
 """Tokens that go through the model at once; a larger batch is accumulated."""
@@ -87,6 +88,7 @@ class Trainer:
     """One peer's training, a step at a time.
 
     step_s, round_s: how long the last inner step and the last round took, in seconds, 0 before there was one.
+    sensitivity: how much the loss minds a change in each parameter, as it stood at the last outer step.
     still: whoever holds it finds State at a step boundary.
     """
 
@@ -109,9 +111,11 @@ class Trainer:
         self.state = State(weights, anchor, start(run.outer.form, weights))
         self._optimizer = optimizer_for(run.inner, weights, run.seed)
         self._gather_inner()
+        self.sensitivity = sensitivity(self._optimizer, weights)
         self._began = clock()
         self._losses: list[Tensor] = []
         self._abandon = False
+        self._landing = False
         self.still = RLock()
         self.step_s = 0.0
         self.round_s = 0.0
@@ -136,12 +140,18 @@ class Trainer:
         if isinstance(self._optimizer, Lordo):
             self._optimizer.begin()  # what a donor does not hand over
         self._gather_inner()
+        self.sensitivity = sensitivity(self._optimizer, self.state.weights)
         self.begin_round()
 
     def begin_round(self) -> None:
         """Start counting a round's steps and time."""
         self._began = self._clock()
         self._losses = []
+
+    def land(self) -> None:
+        """Begin a last round, without steps, that takes as long as the one before it."""
+        self.begin_round()
+        self._landing = True
 
     def claim(self, shard: int) -> None:
         """Read another shard of the data from the next step on; callable from any thread."""
@@ -160,7 +170,9 @@ class Trainer:
 
     @property
     def fraction(self) -> float:
-        """How much of the round is done, from 0 to 1, by steps or by time as the run has it."""
+        """How much of the round is done, from 0 to 1, by steps or by time as the run has it; landing, by time."""
+        if self._landing:
+            return min(1.0, self.elapsed_s / self.round_s) if self.round_s else 1.0
         if self.run.local_steps is not None:
             return min(1.0, len(self._losses) / self.run.local_steps)
         return min(1.0, self.elapsed_s / (self.run.round_seconds or 1.0))
@@ -218,6 +230,7 @@ class Trainer:
             # the drift is this peer's own: a correction stands in weights and anchor
             refresh(self._optimizer, lambda name: weights[name].detach() - anchor[name], self.state.round + 1)
             drift = outer_step(self.run.outer, self.state)
+            self.sensitivity = sensitivity(self._optimizer, weights)
         feedback = self._optimizer.feedback_norm() if isinstance(self._optimizer, Lordo) else None
         self.begin_round()
         self.round_s = seconds

@@ -23,7 +23,7 @@ LAYERS = [
     ["meetings", "catchup", "trainer", "export", "heldout"],
     ["account", "conversation", "donor", "roster"],
     ["boundary", "lordo", "manifest", "checkpoint", "net", "status"],
-    ["config", "data", "inner"],
+    ["config", "data", "inner", "sensitivity"],
     ["core", "identity", "models"],
     ["events", "home", "tables", "net.addresses", "crew"],
     ["tail", "errors", "wire", "leash"],
@@ -32,7 +32,7 @@ LAYERS = [
 
 CORE_MAY_IMPORT = {
     *("peer.core", "peer.errors", "peer.wire", "torch", "numpy", "__future__"),
-    *("collections", "dataclasses", "enum", "functools", "hashlib", "itertools", "math", "re", "statistics"),
+    *("collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math", "re", "statistics"),
     *("struct", "typing", "zlib"),
 }
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class Walk:
     fraction: float = 0.99
     step_s: float = 0.01
     round_s: float = 0.0
+    sensitivity: Mapping[str, float] = field(default_factory=dict)
 
 
 class Peer:
@@ -280,6 +281,7 @@ async def test_an_inquiry_ends_a_meeting_that_is_still_going_on_untouched(tmp_pa
             round=0,
             meeting_id=bytes(16),
             codec=RUN.exchange.codec,
+            ranks=[1, 1],
             weight=0.5,
             patience_ms=100,
         )

@@ -28,7 +28,7 @@ from torch import Tensor
 from peer.core.change import Change
 from peer.core.half import Rounding, difference, first_half, half_bytes, seen, steps_bytes
 from peer.core.part import Part
-from peer.core.prior import Prior, even, spread_of
+from peer.core.prior import Guess, even, spread_of
 from peer.core.quantize import Format, decode, encode, encoded_bytes
 from peer.errors import ConfigError
 
@@ -72,11 +72,15 @@ def parse(spec: str) -> Codec:
 
 
 def parts(shapes: Mapping[str, tuple[int, ...]], codec: Codec) -> list[Part]:
-    """Cut a model into parts, in canonical order: that of the mapping."""
-    return [_part(name, tuple(shape), codec) for name, shape in shapes.items()]
+    """Cut a model evenly, each matrix to the codec's rank, in canonical order: that of the mapping."""
+    return [part(name, tuple(shape), codec, codec.rank or 1) for name, shape in shapes.items()]
 
 
-def _part(name: str, shape: tuple[int, ...], codec: Codec) -> Part:
+def part(name: str, shape: tuple[int, ...], codec: Codec, rank: int) -> Part:
+    """Cut one tensor: `rank` directions of a matrix under a low-rank codec, all of any other tensor.
+
+    All of a matrix too where that takes fewer bytes.
+    """
     count = prod(shape)
     high = shape[0] if len(shape) > 1 and count else 1
     wide = count // high
@@ -85,7 +89,7 @@ def _part(name: str, shape: tuple[int, ...], codec: Codec) -> Part:
     if codec.rank is None or len(shape) < 2 or count == 0:
         return whole
     rows, columns = max(high, wide), min(high, wide)
-    rank = min(codec.rank, columns)
+    rank = min(rank, columns)
     long, short = rows * rank, columns * rank
     thin = (
         encoded_bytes(codec.form, short) + steps_bytes(codec.probe, rank) + half_bytes(codec.probe, long),
@@ -98,13 +102,13 @@ def _part(name: str, shape: tuple[int, ...], codec: Codec) -> Part:
     return whole if sum(thin) >= sum(legs) else Part(name, shape, rows, columns, wide > high, rank, thin)
 
 
-def probe(part: Part, codec: Codec, x: Tensor, prior: Prior) -> bytearray:
+def probe(part: Part, codec: Codec, x: Tensor, guess: Guess) -> bytearray:
     """Leg 1, caller: encode Q and P_a = X_a Q, or x_a."""
-    if prior.basis is None:
-        return first_half(_whole(part, x), prior.spread, codec.fine, prior.cold)
-    sent = encode(prior.basis, codec.form)
+    if guess.basis is None:
+        return first_half(_whole(part, x), guess.spread, codec.fine, guess.cold)
+    sent = encode(guess.basis, codec.form)
     q = decode(sent, codec.form, (part.columns, part.rank)).to(x.device)
-    return sent + first_half(part.times(x, q).T, prior.spread, codec.probe, prior.cold)
+    return sent + first_half(part.times(x, q).T, guess.spread, codec.probe, guess.cold)
 
 
 @dataclass(frozen=True)

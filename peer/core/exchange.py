@@ -11,7 +11,7 @@ What may happen in which phase is `TABLE`; a pair that is not in it is a `Protoc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 from torch import Tensor, linalg
@@ -22,7 +22,7 @@ from peer.core.codec import Codec, Found
 from peer.core.decision import Decision
 from peer.core.legs import Inbox, Outbox
 from peer.core.part import Part
-from peer.core.prior import Priors
+from peer.core.prior import Guess
 from peer.errors import ProtocolError
 from peer.wire.peer_pb2 import Abort, Answer, Commit, Done, Frame, Message
 
@@ -195,9 +195,9 @@ class Exchange:
 class Caller(Exchange):
     """The side that offered: legs 1 and 3 are its own. It applies −w C on Done."""
 
-    def __init__(self, parts: list[Part], codec: Codec, priors: Priors, admit: Admit) -> None:
+    def __init__(self, parts: list[Part], codec: Codec, guesses: Mapping[str, Guess], admit: Admit) -> None:
         super().__init__(Phase.OFFERED, parts, codec, admit)
-        self._priors = priors
+        self._guesses = guesses
         self._probed = 0
         self._probes, self._answers = Outbox(1), Outbox(3)
         self._replies = Inbox(2, [part.leg_bytes[1] for part in parts])
@@ -220,7 +220,7 @@ class Caller(Exchange):
         while self.phase is Phase.PROBING and self._probed < len(self._parts) and budget_bytes > 0:
             part = self._parts[self._probed]
             x = self._weigh(read(part.name))
-            sent = codecs.probe(part, self._codec, x, self._priors[part.name])
+            sent = codecs.probe(part, self._codec, x, self._guesses[part.name])
             self._probed += 1
             budget_bytes -= len(sent)
             out += self._probes.put(sent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 
@@ -45,21 +44,3 @@ def _right(x: Tensor, thin: Tensor) -> Tensor:
 def _left(x: Tensor, thin: Tensor) -> Tensor:
     # never a product with a transposed view of the large matrix: for small ranks that is over ten times slower
     return (thin.T @ _flat(x)).T
-
-
-RARITY = 4
-"""Under a low-rank codec one in so many meetings carries a vector: a few numbers, but whole, and so a good share of all
-bytes."""
-
-
-def drawn(parts: list[Part], meeting_id: bytes) -> list[Part]:
-    """Return the parts of a model that a meeting is about, in their order; both sides draw the same ones.
-
-    All of them, but for vectors beside low-rank matrices: each of these by a chance of its own.
-    """
-    if not any(part.rank for part in parts):
-        return parts
-    chance = np.random.PCG64(np.random.SeedSequence(int.from_bytes(meeting_id, "big"))).random_raw(len(parts))
-    return [
-        part for part, number in zip(parts, chance, strict=True) if len(part.shape) > 1 or int(number) % RARITY == 0
-    ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from peer.core.change import Correction
+from peer.core.change import Change, Correction
 from peer.core.half import COLD
 from peer.core.part import Part
 
@@ -20,13 +21,23 @@ SMALLEST = 0.25
 FADING = 0.5
 """The share of an expected size that stays when an exchange found less: the next partner may be further away."""
 
+FAINT = 0.1
+"""What the difference in any direction is taken to be at least, as a share of the strongest: nothing today may grow."""
+
+LONGER = 1.15
+"""How much larger the energy in directions is taken to be for every exchange that was not about them."""
+
+NEAR = 1e-3
+"""A difference that is not seen is there all the same, as long as it would have to be this large, in own size."""
+
 
 @dataclass(frozen=True)
-class Prior:
-    """Of one tensor. basis: Q (columns × rank, orthonormal), None if it travels whole.
+class Guess:
+    """What an exchange of one tensor starts from, cut as its part is.
 
-    spread: the standard deviation of the difference in every group of what leg 1 is about; None, or 0, where nothing
-    was found yet. cold: what the difference can be at most there, in the numbers' own size.
+    basis: Q (columns × rank, orthonormal), None if the tensor travels whole. spread: the standard deviation of the
+    difference in every group of what leg 1 is about; None, or 0, where nothing was found yet. cold: what the difference
+    can be at most there, in the numbers' own size.
     """
 
     basis: Tensor | None
@@ -34,30 +45,115 @@ class Prior:
     cold: float = COLD
 
 
+@dataclass(frozen=True)
+class Prior:
+    """Of one tensor, however it is cut. Nothing, before the first exchange.
+
+    basis: directions of the difference (columns × seen, orthonormal), the strongest first. energy: how large it is in
+    each of them (seen,), squared; where it went whole, evenly spread over all directions. spread: as in a guess, of
+    these directions. rows: as in a guess, of the whole tensor. cold: as there.
+    """
+
+    basis: Tensor | None = None
+    energy: Tensor | None = None
+    spread: Tensor | None = None
+    rows: Tensor | None = None
+    cold: float = COLD
+    idle: int = 0
+
+    def expected(self, rank: int) -> float:
+        """Return the energy in direction number `rank`, from 1; beyond those seen it is that of the last."""
+        if self.energy is None:
+            return math.inf
+        return float(self.energy[min(rank, len(self.energy)) - 1]) * LONGER**self.idle
+
+    def guess(self, part: Part, generator: torch.Generator) -> Guess:
+        """Return what an exchange starts from; directions that nobody has looked at are random."""
+        known = None if self.energy is None or not len(self.energy) else self.energy
+        if not part.rank:
+            evenly = None if known is None else (known.sum() / (part.rows * part.columns)).sqrt().expand(part.rows)
+            return Guess(None, evenly if self.rows is None else self.rows, self.cold)
+        more = torch.randn(part.columns, part.rank, generator=generator)
+        seen = more[:, :0] if self.basis is None else self.basis[:, : part.rank]
+        # as QR keeps the span of what comes first, but not its signs
+        new = torch.linalg.qr(torch.cat((seen, more[:, seen.shape[1] :]), 1))[0][:, seen.shape[1] :]
+        spread = self.spread
+        if spread is None and known is not None:
+            spread = (known / part.rows).sqrt()
+        if spread is not None:
+            spread = torch.cat((spread, spread.min().expand(max(0, part.rank - len(spread)))))[: part.rank]
+        return Guess(torch.cat((seen, new), 1), spread, self.cold)
+
+    def after(self, change: Change) -> Prior:
+        """Return what to expect after an exchange: the directions of Z, the old ones where it is zero; and sizes."""
+        part, cold, size = change.part, self.cold / NEARER, change.squared_norm()
+        if change.right is None:
+            numbers = change.left.reshape(part.rows, part.columns)
+            ways = 1 if len(part.shape) < 2 else min(part.rows, part.columns)
+            energy = torch.full((ways,), size / max(1, ways)) if size else self._unseen()
+            return Prior(None, energy, None, _fading(self.rows, spread_of(numbers, part.columns)), cold)
+        if not size:
+            spread = None if self.spread is None else FADING * self.spread
+            return replace(self, energy=self._unseen(), spread=spread, cold=cold, idle=0)
+        basis, sizes, _ = torch.linalg.svd(change.right, full_matrices=False)
+        sizes = torch.maximum(sizes, FAINT * sizes[0])
+        if change.spread is not None:
+            # Z tells too little of D Q where P̂ missed what is there, as when P wrapped around
+            sizes = torch.maximum(sizes, math.sqrt(part.rows) * change.spread.sort(descending=True)[0])
+        spread = even(sizes / math.sqrt(max(1, part.rows)))
+        found = Prior(basis, sizes.square(), spread, self.rows, cold)
+        return found if self.basis is None or self.energy is None or self.spread is None else self._kept(found)
+
+    def _unseen(self) -> Tensor | None:
+        """Return the energy after an exchange that found nothing; None as long as it could not have."""
+        if self.energy is not None:
+            return FADING**2 * self.energy
+        return None if self.cold > NEAR else torch.zeros(1)
+
+    def _kept(self, found: Prior) -> Prior:
+        """Return what was found with the sizes that fade, and the directions that this exchange had no room for."""
+        assert self.basis is not None and self.energy is not None and self.spread is not None
+        assert found.basis is not None and found.energy is not None and found.spread is not None
+        size, seen = len(found.energy), len(self.energy)
+        shared = min(size, seen)
+        spread = found.spread.clone()
+        spread[:shared] = _fading(self.spread[:shared], spread[:shared])
+        if seen <= size:
+            return replace(found, spread=spread)
+        basis = torch.linalg.qr(torch.cat((found.basis, self.basis[:, size:]), 1))[0][:, size:]
+        weaker = torch.minimum(LONGER * self.energy[size:], found.energy[-1])
+        return replace(
+            found,
+            basis=torch.cat((found.basis, basis), 1),
+            energy=torch.cat((found.energy, weaker)),
+            spread=torch.cat((spread, self.spread[size:])),
+        )
+
+
 Priors = dict[str, Prior]
 """Parameter name → prior."""
 
 
-def start_priors(parts: list[Part], generator: torch.Generator) -> Priors:
-    """Return what a peer that has met nobody expects: a random orthonormal Q for every low-rank part, no spread."""
-    return {part.name: Prior(_random(part, generator) if part.rank else None) for part in parts}
+def start_priors(names: Iterable[str]) -> Priors:
+    """Return what a peer that has met nobody expects."""
+    return {name: Prior() for name in names}
+
+
+def seed_of(meeting_id: bytes) -> int:
+    """Return the seed of a meeting's random directions."""
+    return int.from_bytes(meeting_id[:8], "big", signed=True)
+
+
+def guesses(parts: Iterable[Part], priors: Priors, seed: int) -> dict[str, Guess]:
+    """Return what the exchange of some parts starts from; seed: of its random directions."""
+    generator = torch.Generator().manual_seed(seed)
+    return {part.name: priors[part.name].guess(part, generator) for part in parts}
 
 
 def next_priors(correction: Correction, old: Priors) -> Priors:
-    """Return what to expect after an exchange: the directions of Z, the old ones where it is zero; and sizes."""
-    found = {}
-    for change in correction.changes:
-        part, before = change.part, old[change.part.name]
-        if change.right is None:
-            numbers = change.left.reshape(part.rows, part.columns)
-            basis, spread = None, spread_of(numbers, part.columns)
-        else:
-            basis, mixed = torch.linalg.qr(change.right)
-            basis, spread = basis if bool(change.right.any()) else before.basis, spread_of(mixed, part.rows)
-            # Z tells too little of D Q where P̂ missed what is there, as when P wrapped around
-            spread = even(spread if change.spread is None else torch.maximum(spread, change.spread))
-        found[part.name] = Prior(basis, _fading(before.spread, spread), before.cold / NEARER)
-    return old | found
+    """Return what to expect after an exchange."""
+    found = {change.part.name: old[change.part.name].after(change) for change in correction.changes}
+    return {name: found.get(name) or replace(prior, idle=prior.idle + 1) for name, prior in old.items()}
 
 
 def spread_of(rows: Tensor, size: int) -> Tensor:
@@ -76,11 +172,6 @@ def even(spread: Tensor) -> Tensor:
     On a grid that is too narrow a direction looks like any other, and would never be found again.
     """
     return torch.maximum(spread, SMALLEST * spread.max()) if len(spread) else spread
-
-
-def _random(part: Part, generator: torch.Generator) -> Tensor:
-    basis: Tensor = torch.linalg.qr(torch.randn(part.columns, part.rank, generator=generator))[0]
-    return basis
 
 
 def _fading(old: Tensor | None, new: Tensor) -> Tensor:

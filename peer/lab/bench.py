@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from peer.lab import churn
 from peer.lab.experiment import Experiment
 from peer.lab.grid import Cell
 from peer.lab.links import Links
-from peer.lab.results import FILE, Outcome, Point, Recorder, read
+from peer.lab.results import FILE, Point, Recorder, Result, read
 from peer.lab.settings import experiment as experiment_of
 from peer.lab.simulation import Simulation, Watch
 from peer.lab.world import PARAMETER_BYTES
@@ -44,14 +43,6 @@ _ROUND = re.compile(rb"^round (\d+) of ", re.MULTILINE)
 _LAST_BYTES = 256
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a simulation left."""
-
-    points: tuple[Point, ...]
-    outcome: Outcome
 
 
 # ---------------------------------------------------------------- one simulation

@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
 from peer.core.admit import MEETING_ID_BYTES
+from peer.core.allocation import Allocation
 from peer.core.change import Correction
-from peer.core.codec import parse, parts
-from peer.core.part import drawn
-from peer.core.prior import next_priors, start_priors
+from peer.core.codec import parse
+from peer.core.prior import guesses, next_priors, seed_of, start_priors
 from peer.lab.encounter import Encounter, encounter
 from peer.lab.graphs import pairs
 from peer.lab.world import World
@@ -43,18 +41,18 @@ class Beside:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        run, shapes = world.experiment.run, world.population.states[0].weights
-        self._codec = parse(run.exchange.codec)
-        self._parts = parts({name: tuple(weight.shape) for name, weight in shapes.items()}, self._codec)
-        generator = torch.Generator().manual_seed(run.seed)
+        run = world.experiment.run
+        shapes = {name: tuple(weight.shape) for name, weight in world.population.states[0].weights.items()}
+        self._allocation = Allocation(shapes, parse(run.exchange.codec))
         peers = range(world.experiment.peers)
-        self._priors = [start_priors(self._parts, generator) for _ in peers]
+        self._priors = [start_priors(shapes) for _ in peers]
         self._step_ends_s = [world.links.peers[peer].step_s for peer in peers]
         self._round_began_s = [0.0 for _ in peers]
         self._busy_until_s = [0.0 for _ in peers]
         self._met = [0 for _ in peers]
         self._due: list[list[_Due]] = [[] for _ in peers]
         self._joined = set(world.present)
+        self._landing = False
 
     def period(self, number: int) -> float | None:
         """Simulate until the time at which round `number` (from 0) ends; return the mean training loss of its steps."""
@@ -65,12 +63,21 @@ class Beside:
             self._welcome()
             who = [peer for peer in self._joined if self._step_ends_s[peer] <= world.now_s + EARLY_S]
             who.sort()
-            losses += world.population.step(who, [world.lr(self._progress(peer)) for peer in who])
+            if not self._landing:
+                losses += world.population.step(who, [world.lr(self._progress(peer)) for peer in who])
             self._reach_boundary(who)
             for peer in who:
                 self._step_ends_s[peer] += world.links.peers[peer].step_s
         world.now_s = end_s - EARLY_S
         return sum(losses) / len(losses) if losses else None
+
+    def land(self, number: int) -> None:
+        """Let meetings go on for the time of one more round, without training."""
+        if not self._world.experiment.meetings:
+            return
+        self._landing, self._met = True, [0 for _ in self._met]
+        self._round_began_s = [self._world.now_s for _ in self._round_began_s]
+        self.period(number)
 
     def _next_s(self) -> float:
         """Return when the next step ends, or somebody comes or goes."""
@@ -105,7 +112,7 @@ class Beside:
         if world.experiment.spread:
             self._meet_beside(who)
         for peer in who:
-            if world.now_s - self._round_began_s[peer] >= world.round_s - EARLY_S:
+            if not self._landing and world.now_s - self._round_began_s[peer] >= world.round_s - EARLY_S:
                 world.population.end_round(peer)
                 self._round_began_s[peer] = world.now_s
                 self._met[peer] = 0
@@ -156,9 +163,11 @@ class Beside:
         self._apply([peer for peer in together if peer in among])
 
     def _encounter(self, caller: int, callee: int) -> Encounter:
-        states, outer = self._world.population.states, self._world.experiment.run.outer
-        some = drawn(self._parts, self._meeting_id())
-        return encounter(outer, some, self._codec, self._priors[caller], states[caller], states[callee])
+        population, priors = self._world.population, self._priors[caller]
+        ranks = self._allocation.ranks(priors, population.sensitivity[caller])
+        found = guesses(self._allocation.parts(ranks), priors, seed_of(self._meeting_id()))
+        states, outer = population.states, self._world.experiment.run.outer
+        return encounter(outer, self._allocation, ranks, found, states[caller], states[callee])
 
     def _meeting_id(self) -> bytes:
         return self._world.draw.randbytes(MEETING_ID_BYTES)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from peer.core.admit import MEETING_ID_BYTES, admit_correction
+from peer.core.allocation import Allocation
 from peer.core.change import Correction
 from peer.core.codec import Codec
 from peer.core.exchange import Callee, Caller, Phase, Read
 from peer.core.gossip import Outer, exchanged
-from peer.core.part import Part
-from peer.core.prior import Priors
+from peer.core.prior import Guess
 from peer.core.state import State
 from peer.errors import ProtocolError
 from peer.wire.peer_pb2 import Answer, Message, Offer
@@ -31,15 +32,23 @@ class Encounter:
     callee_bytes: int
 
 
-def encounter(outer: Outer, parts: list[Part], codec: Codec, priors: Priors, caller: State, callee: State) -> Encounter:
+def encounter(
+    outer: Outer,
+    allocation: Allocation,
+    ranks: Sequence[int],
+    guesses: Mapping[str, Guess],
+    caller: State,
+    callee: State,
+) -> Encounter:
     """Hold one exchange of two States as they are now; applies nothing.
 
-    priors: the caller's.
+    ranks, guesses: what it is about, and what the caller starts from.
     """
-    asking = Caller(parts, codec, priors, admit_correction)
+    parts, codec = allocation.parts(ranks), allocation.codec
+    asking = Caller(parts, codec, guesses, admit_correction)
     serving = Callee(parts, codec, admit_correction)
     asking.receive(Message(answer=Answer(accepted=True)))
-    caller_bytes, callee_bytes = _invitation_bytes(codec)
+    caller_bytes, callee_bytes = _invitation_bytes(codec, ranks)
     while asking.phase is not Phase.APPLIED:
         before = caller_bytes, callee_bytes
         try:
@@ -65,12 +74,13 @@ def _turn(speaker: Caller | Callee, listener: Caller | Callee, read: Read) -> tu
     return spoken, replied
 
 
-def _invitation_bytes(codec: Codec) -> tuple[int, int]:
+def _invitation_bytes(codec: Codec, ranks: Sequence[int]) -> tuple[int, int]:
     """Return the size of an offer and of its answer."""
     meeting_id = bytes(MEETING_ID_BYTES)
     offer = Offer(
-        protocol=2, run_id=_ID[:32], origin=_ID, peer_id=_ID, round=10**6, meeting_id=meeting_id, codec=codec.spec
+        protocol=3, run_id=_ID[:32], origin=_ID, peer_id=_ID, round=10**6, meeting_id=meeting_id, codec=codec.spec
     )
     offer.weight, offer.patience_ms = 0.5, 10**5
+    offer.ranks.extend(ranks)
     answer = Answer(accepted=True, peer_id=_ID, round=10**6, patience_ms=10**5)
     return Message(offer=offer).ByteSize(), Message(answer=answer).ByteSize()

@@ -51,6 +51,9 @@ class Lockstep:
                 world.population.end_round(peer, drift)
         return sum(losses) / len(losses) if losses else None
 
+    def land(self, number: int) -> None:
+        """Do nothing: peers that average everything at once have no differences left, and NoLoCo has no such phase."""
+
     def _welcome(self) -> list[int]:
         world = self._world
         present = world.present

@@ -18,6 +18,7 @@ from peer.data.stream import Sequences
 from peer.lordo import handed_over, refresh
 from peer.manifest import Manifest
 from peer.models import causal
+from peer.sensitivity import sensitivity
 from peer.trainer import optimizer_for
 
 CHUNK_TOKENS = 4096
@@ -26,6 +27,8 @@ CHUNK_TOKENS = 4096
 
 class Population:
     """The State, data stream and inner optimizer of every virtual peer, each the daemon's own.
+
+    sensitivity[i]: of peer i's parameters, see `peer.sensitivity`.
 
     stack: parameter name → (peers, *shape), all peers' weights; states[i].weights are views of it, so what the core
     does to one peer's State in place is seen by the stacked model. All begin with the run's first weights.
@@ -39,6 +42,7 @@ class Population:
         self.stack: Tensors = {name: weight.expand(peers, *weight.shape).clone() for name, weight in first.items()}
         self.states = [self._state({name: whole[peer] for name, whole in self.stack.items()}) for peer in range(peers)]
         self.optimizers = [optimizer_for(run.inner, state.weights, run.seed) for state in self.states]
+        self.sensitivity: list[dict[str, float]] = [{} for _ in self.states]
         length, seed = run.data.sequence_length, run.seed
         if non_iid:
             parts = np.array_split(np.asarray(tokens), peers)
@@ -80,6 +84,7 @@ class Population:
         else:
             refresh(self.optimizers[peer], delta.__getitem__, state.round + 1)
         outer_step(self.run.outer, state)
+        self.sensitivity[peer] = sensitivity(self.optimizers[peer], state.weights)
 
     @torch.no_grad()
     def copy(self, source: int, target: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from peer.lab.results import Outcome
+from peer.lab.results import Outcome, Point, Result
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Row:
     Losses in nats per token: heldout_average of the peers' averaged weights, heldout_peers the mean over single peers,
     worst_peer the highest of any peer and seed. bytes_per_round: sent by a peer, mean. model_share: that as a share of
     the model in float32. difference_percent: of heldout_average from the reference's, over the seeds that both have
-    done; None without any.
+    done; None without any. seconds_to_reference: until heldout_average was down to the reference's last one, simulated,
+    mean over these seeds; None where one never was.
     """
 
     label: str
@@ -56,16 +57,19 @@ class Row:
     seconds_simulated: float
     optimizer_bytes: int
     difference_percent: float | None
+    seconds_to_reference: float | None
 
 
 def row(
     label: str,
-    outcomes: Mapping[int, Outcome],
+    results: Mapping[int, Result],
     planned: int,
     model_bytes: int,
-    reference: Mapping[int, Outcome],
+    reference: Mapping[int, Result],
 ) -> Row:
-    """Sum up a run. outcomes: seed → what came out, at least one; reference: of the run to compare with."""
+    """Sum up a run. results: seed → what it left, at least one; reference: of the run to compare with."""
+    outcomes = {seed: result.outcome for seed, result in results.items()}
+    targets = {seed: result.outcome for seed, result in reference.items()}
     every = list(outcomes.values())
     sent = fmean(each.bytes_per_round for each in every)
     return Row(
@@ -83,7 +87,8 @@ def row(
         model_share=sent / model_bytes,
         seconds_simulated=fmean(each.seconds_simulated for each in every),
         optimizer_bytes=max(each.optimizer_bytes for each in every),
-        difference_percent=_difference(outcomes, reference),
+        difference_percent=_difference(outcomes, targets),
+        seconds_to_reference=_seconds_to({seed: result.points for seed, result in results.items()}, targets),
     )
 
 
@@ -98,6 +103,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("kB a round", lambda row: f"{row.bytes_per_round / 1e3:,.1f}"),
     ("of a model", lambda row: share(row.model_share)),
     ("simulated s", lambda row: f"{row.seconds_simulated:,.0f}"),
+    ("s to reference", lambda row: "-" if row.seconds_to_reference is None else f"{row.seconds_to_reference:,.0f}"),
     ("optimizer kB", lambda row: f"{row.optimizer_bytes / 1e3:,.0f}"),
 )
 """Heading and cell of the table for people."""
@@ -107,6 +113,7 @@ LEGEND = (
     "peers (the mean of them, and the highest of all seeds). Difference: of the average from that of '{reference}', "
     "over the seeds that both have done. Disagreement: the root mean square distance of the peers' weights from their "
     "mean, over the mean's norm. kB a round: sent by one peer; of a model: that as a share of its weights in float32. "
+    "Simulated s: to the end, and until the average's loss was that with which '{reference}' ends. "
     "Optimizer kB: what the inner optimizer of one peer keeps in memory."
 )
 
@@ -156,6 +163,25 @@ def _difference(outcomes: Mapping[int, Outcome], reference: Mapping[int, Outcome
     own, other = (fmean(each[seed].heldout_average for seed in common) for each in (outcomes, reference))
     percent = 100 * (own / other - 1) if other else math.nan
     return percent if math.isfinite(percent) else None
+
+
+def _seconds_to(courses: Mapping[int, Sequence[Point]], reference: Mapping[int, Outcome]) -> float | None:
+    reached = [first_below(courses[seed], reference[seed].heldout_average) for seed in courses if seed in reference]
+    times = [each for each in reached if each is not None]
+    return fmean(times) if times and len(times) == len(reached) else None
+
+
+def first_below(points: Sequence[Point], loss: float) -> float | None:
+    """Return the simulated second at which the average's held-out loss was down to `loss`, on a line between points."""
+    before: Point | None = None
+    for point in points:
+        if point.heldout_average <= loss:
+            if before is None:
+                return point.seconds
+            share = (before.heldout_average - loss) / (before.heldout_average - point.heldout_average)
+            return before.seconds + share * (point.seconds - before.seconds)
+        before = point
+    return None
 
 
 def _highest(values: Sequence[float]) -> float:

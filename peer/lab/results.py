@@ -55,6 +55,14 @@ class Outcome:
     optimizer_bytes: int
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a simulation left."""
+
+    points: tuple[Point, ...]
+    outcome: Outcome
+
+
 Row = TypeVar("Row", Point, Outcome)
 
 

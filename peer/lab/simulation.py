@@ -53,9 +53,11 @@ class Simulation:
         return self.round >= self.experiment.run.rounds
 
     def advance(self) -> float | None:
-        """Simulate one round; return its mean training loss."""
+        """Simulate one round, and after the last one the landing; return its mean training loss."""
         self._train_loss = self._course.period(self.round)
         self.round += 1
+        if self.over:
+            self._course.land(self.round)
         return self._train_loss
 
     def due(self) -> bool:

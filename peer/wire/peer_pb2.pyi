@@ -33,7 +33,7 @@ class Message(_message.Message):
     def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., inquiry: _Optional[_Union[Inquiry, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., state_header: _Optional[_Union[StateHeader, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("protocol", "run_id", "origin", "peer_id", "round", "meeting_id", "codec", "weight", "patience_ms")
+    __slots__ = ("protocol", "run_id", "origin", "peer_id", "round", "meeting_id", "codec", "weight", "patience_ms", "ranks")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class Offer(_message.Message):
     CODEC_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: str
     origin: str
@@ -52,7 +53,8 @@ class Offer(_message.Message):
     codec: str
     weight: float
     patience_ms: int
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., origin: _Optional[str] = ..., peer_id: _Optional[str] = ..., round: _Optional[int] = ..., meeting_id: _Optional[bytes] = ..., codec: _Optional[str] = ..., weight: _Optional[float] = ..., patience_ms: _Optional[int] = ...) -> None: ...
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., origin: _Optional[str] = ..., peer_id: _Optional[str] = ..., round: _Optional[int] = ..., meeting_id: _Optional[bytes] = ..., codec: _Optional[str] = ..., weight: _Optional[float] = ..., patience_ms: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("accepted", "reason", "detail", "peer_id", "round", "patience_ms")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from peer.core.change import Change, Correction
 from peer.core.codec import Codec, answer, parse, parts, probe, reply, settle
-from peer.core.part import Part, drawn
-from peer.core.prior import Priors, next_priors, start_priors
+from peer.core.part import Part
+from peer.core.prior import Guess, Priors, guesses, next_priors, start_priors
 from peer.core.quantize import Format, decode, encode, encoded_bytes
 from peer.errors import ConfigError, ProtocolError
 
@@ -20,20 +20,20 @@ SPECS = ["none", "int8", "int4", "rank4", "rank4-int8", "rank4-int4"]
 
 def converse(part: Part, codec: Codec, x_a: Tensor, x_b: Tensor, priors: Priors) -> tuple[Change, Change]:
     """All three legs of one tensor; returns C as the caller and as the callee hold it."""
-    leg1 = probe(part, codec, x_a, priors["w"])
+    leg1 = probe(part, codec, x_a, guess(part, priors))
     leg2, left = reply(part, codec, x_b, bytearray(leg1))
     leg3, caller = answer(part, codec, x_a, bytearray(leg2))
     assert (len(leg1), len(leg2), len(leg3)) == part.leg_bytes
     return caller, settle(part, codec, left, bytearray(leg3))
 
 
-def fresh(part: Part) -> Priors:
-    return start_priors([part], torch.Generator().manual_seed(0))
+def guess(part: Part, priors: Priors) -> Guess:
+    return guesses([part], priors, 0)["w"]
 
 
 def settled(part: Part, codec: Codec, x_a: Tensor, x_b: Tensor, meetings: int = 6) -> tuple[Change, Priors]:
     """Exchange the same difference again and again, as if with ever new partners; the last change, and the priors."""
-    priors = fresh(part)
+    priors = start_priors("w")
     for _ in range(meetings):
         change, _ = converse(part, codec, x_a, x_b, priors)
         priors = next_priors(Correction((change,)), priors)
@@ -116,7 +116,7 @@ def test_both_sides_hold_the_same_correction(spec: str, shape: tuple[int, ...]) 
     codec = parse(spec)
     (part,) = parts({"w": shape}, codec)
     x_a, x_b = pair(shape, 0.1)
-    priors = fresh(part)
+    priors = start_priors("w")
     for _ in range(3):
         caller, callee = converse(part, codec, x_a, x_b, priors)
         assert torch.equal(dense(caller), dense(callee))
@@ -132,7 +132,7 @@ def test_the_two_sides_agree_when_one_runs_in_bfloat16_with_another_number_of_th
     x_a, x_b = pair((96, 64), 0.1)
     before = torch.get_num_threads()
     try:
-        leg1 = probe(part, codec, x_a, fresh(part)["w"])
+        leg1 = probe(part, codec, x_a, guess(part, start_priors("w")))
         torch.set_num_threads(2)
         leg2, left = reply(part, codec, x_b.bfloat16(), bytearray(leg1))
         torch.set_num_threads(1)
@@ -219,8 +219,8 @@ def test_a_peer_that_expects_far_too_little_or_too_much_finds_the_size_again(
 def test_identical_models_exchange_nothing_and_keep_the_basis() -> None:
     codec = parse("rank4-int4")
     (part,) = parts({"w": (48, 32)}, codec)
-    x, _ = pair((48, 32), 0.1)
-    priors = fresh(part)
+    x, y = pair((48, 32), 0.1)
+    _, priors = settled(part, codec, x, y)
     change, _ = converse(part, codec, x, x.clone(), priors)
     assert dense(change).norm() == 0
     assert next_priors(Correction((change,)), priors)["w"].basis is priors["w"].basis
@@ -230,7 +230,7 @@ def test_identical_models_exchange_nothing_and_keep_the_basis() -> None:
 def test_the_norm_of_a_correction_is_that_of_the_matrix_it_stands_for(spec: str) -> None:
     codec = parse(spec)
     (part,) = parts({"w": (48, 32)}, codec)
-    change, _ = converse(part, codec, *pair((48, 32), 0.1), fresh(part))
+    change, _ = converse(part, codec, *pair((48, 32), 0.1), start_priors("w"))
     assert Correction((change,)).norm() == pytest.approx(float(dense(change).norm()), rel=1e-5)
 
 
@@ -250,19 +250,3 @@ def test_what_rank_16_of_gpt2_small_takes_of_its_bytes(spec: str, share: float) 
     caller = sum(part.leg_bytes[0] + part.leg_bytes[2] for part in plan)
     callee = sum(part.leg_bytes[1] for part in plan)
     assert (caller + callee) / 2 < 498e6 / share
-
-
-def test_vectors_beside_low_rank_matrices_travel_in_one_of_four_meetings_the_same_for_both_sides() -> None:
-    shapes: dict[str, tuple[int, ...]] = {f"w{k}": (96, 64) for k in range(3)} | {f"b{k}": (96,) for k in range(3)}
-    cut = parts(shapes, parse("rank4-int4"))
-    meetings = [number.to_bytes(16, "big") for number in range(4000)]
-    chosen = [drawn(cut, meeting) for meeting in meetings]
-    assert all([part for part in cut if part.rank] == [part for part in some if part.rank] for some in chosen)
-    for vector in cut[3:]:
-        count = sum(vector in some for some in chosen)
-        assert abs(count - 1000) < 5 * (4000 * 0.25 * 0.75) ** 0.5
-    both = sum(cut[3] in some and cut[4] in some for some in chosen)
-    assert abs(both - 250) < 5 * (4000 / 16 * 15 / 16) ** 0.5  # by chances of their own
-    assert all(drawn(cut, meeting) == some for meeting, some in zip(meetings, chosen, strict=True))
-    whole = parts(shapes, parse("int4"))
-    assert drawn(whole, meetings[0]) == whole

@@ -115,10 +115,8 @@ async def test_a_simulated_swarm_is_the_daemons_swarm(form: Form, codec: str, tm
     daemons = [Daemon(hub, number, run, tmp_path) for number in range(PEERS)]
     one = Experiment(label="test", algorithm="gasloc", peers=PEERS, run=run, evaluations=1)
     world = World(one, TOKENS, Links.ideal(PEERS), (), CPU)
-    priors = [dict(daemon.meetings._priors) for daemon in daemons]
     async with asyncio.timeout(DEADLINE_S):
         course = Scheduled(world, await live(daemons, run))
-    course._priors = priors
     for number in range(ROUNDS):
         course.period(number)
     for daemon, state in zip(daemons, world.population.states, strict=True):

@@ -8,11 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from peer.lab.report import COLUMNS, Measure, markdown, outcome_record, record, row, share
-from peer.lab.results import Outcome
+from peer.lab.report import COLUMNS, Measure, first_below, markdown, outcome_record, record, row, share
+from peer.lab.results import Outcome, Point, Result
 
 OUTCOME = Outcome("gasloc", 2, 10, 2.0, (2.0, 2.5), 0.01, 1000.0, 60.0, 800)
-FIRST = {0: OUTCOME, 1: replace(OUTCOME, heldout_average=3.0, heldout_peers=(3.0, 4.5), bytes_per_round=3000.0)}
+POINTS = tuple(Point(number, 20.0 * number, 0.0, None, 5.0 - number, (), 0.0) for number in range(1, 4))  # 4, 3, 2
+
+
+def left(outcomes: dict[int, Outcome]) -> dict[int, Result]:
+    return {seed: Result(POINTS, outcome) for seed, outcome in outcomes.items()}
+
+
+FIRST = left({0: OUTCOME, 1: replace(OUTCOME, heldout_average=3.0, heldout_peers=(3.0, 4.5), bytes_per_round=3000.0)})
 
 
 def test_a_row_holds_mean_and_sample_deviation_over_seeds_and_the_worst_of_all() -> None:
@@ -29,14 +36,14 @@ def test_one_seed_has_no_deviation() -> None:
 
 
 def test_the_difference_is_that_of_the_seeds_that_both_have_done() -> None:
-    second = {1: replace(OUTCOME, heldout_average=3.3), 2: replace(OUTCOME, heldout_average=100.0)}
+    second = left({1: replace(OUTCOME, heldout_average=3.3), 2: replace(OUTCOME, heldout_average=100.0)})
     assert row("b", second, 3, 8000, FIRST).difference_percent == pytest.approx(10.0)
-    assert row("b", {2: OUTCOME}, 3, 8000, FIRST).difference_percent is None
+    assert row("b", left({2: OUTCOME}), 3, 8000, FIRST).difference_percent is None
     assert row("b", second, 3, 8000, {}).difference_percent is None
 
 
 def test_a_run_that_diverged_with_one_seed_has_no_number_that_hides_it() -> None:
-    diverged = {0: OUTCOME, 1: replace(OUTCOME, heldout_average=math.nan, heldout_peers=(2.0, math.nan))}
+    diverged = left({0: OUTCOME, 1: replace(OUTCOME, heldout_average=math.nan, heldout_peers=(2.0, math.nan))})
     found = row("a", diverged, 2, 8000, FIRST)
     cells = dict(zip((heading for heading, _ in COLUMNS), (cell(found) for _, cell in COLUMNS), strict=True))
     assert (cells["held-out, average"], cells["worst peer"], cells["difference"]) == ("not finite", "not finite", "-")
@@ -76,3 +83,16 @@ def test_an_outcome_as_json_has_the_fields_of_the_contract_and_null_for_what_is_
         "optimizer_bytes",
     ]
     assert (kept["heldout_average"], kept["heldout_peers"]) == (None, [2.0, 2.5])
+
+
+def test_the_time_to_a_loss_lies_on_the_line_between_two_points() -> None:
+    assert first_below(POINTS, 2.5) == pytest.approx(50.0)
+    assert first_below(POINTS, 4.5) == 20.0  # already at the first one
+    assert first_below(POINTS, 1.9) is None
+
+
+def test_the_time_to_the_reference_is_to_its_own_loss_with_each_seed_and_none_if_one_never_got_there() -> None:
+    assert row("a", FIRST, 2, 8000, FIRST).seconds_to_reference == pytest.approx((60.0 + 40.0) / 2)
+    better = left({0: replace(OUTCOME, heldout_average=1.0), 1: OUTCOME})
+    assert row("a", FIRST, 2, 8000, better).seconds_to_reference is None
+    assert row("a", FIRST, 2, 8000, {}).seconds_to_reference is None

@@ -110,7 +110,7 @@ def test_the_options_reach_the_experiment_and_the_folder_gets_a_free_name(base: 
     assert (run["rounds"], run["local_steps"], run["seed"]) == (2, 3, 9)
     assert (run["exchange"]["meetings"], run["exchange"]["codec"]) == (1, "rank1-int8")
     assert outcome is not None
-    assert outcome.seconds_simulated == 2 * 3 * 2.0
+    assert outcome.seconds_simulated == (2 + 1) * 3 * 2.0
 
 
 # ---------------------------------------------------------------- Ctrl-C

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from peer.core.codec import parse, parts
+from peer.core.allocation import Allocation
+from peer.core.codec import parse
 from peer.core.gossip import Outer, start
-from peer.core.prior import start_priors
+from peer.core.prior import guesses, start_priors
 from peer.core.state import State
 from peer.data.corpus import Corpus
 from peer.errors import ConfigError
@@ -55,7 +56,27 @@ def test_what_is_measured_is_what_the_daemons_own_assessment_says() -> None:
     assert point.heldout_peers == pytest.approx(truth.peers, abs=1e-5)
     assert point.disagreement == pytest.approx(truth.disagreement, rel=1e-5)
     outcome = simulation.outcome(point)
-    assert (outcome.rounds, outcome.peers, outcome.seconds_simulated) == (4, 4, 12.0)
+    assert (outcome.rounds, outcome.peers, outcome.seconds_simulated) == (4, 4, 15.0)  # and a landing
+
+
+def test_after_the_last_round_peers_come_closer_without_training() -> None:
+    one = experiment("gasloc", meetings=4)
+    landed = finished(one)
+    simulation = Simulation(one, CORPUS, CPU)
+    simulation._course.land = lambda number: None  # type: ignore[method-assign]
+    while not simulation.over:
+        simulation.advance()
+    before, after = simulation._world.population, landed._world.population
+    assert [state.step for state in before.states] == [state.step for state in after.states]
+    assert [state.round for state in before.states] == [state.round for state in after.states]
+    for name in before.stack:
+        torch.testing.assert_close(after.stack[name].mean(0), before.stack[name].mean(0), rtol=0, atol=1e-6)
+    assert landed.point().disagreement < 0.5 * simulation.point().disagreement
+    assert sum(landed._world.sent) > sum(simulation._world.sent)
+
+
+def test_who_never_meets_does_not_land() -> None:
+    assert finished(experiment("alone")).point().seconds == 12.0
 
 
 def test_measuring_changes_nothing() -> None:
@@ -77,14 +98,16 @@ def test_the_optimizers_bytes_are_two_moments_of_the_model_and_its_counters() ->
 
 def test_an_exchange_sends_what_its_parts_say_and_the_messages_around_them() -> None:
     codec = parse("rank2-int8")
-    cut = parts({"w": (32, 24), "bias": (24,)}, codec)
+    shapes = {"w": (32, 24), "bias": (24,)}
+    allocation = Allocation(shapes, codec)
+    cut = allocation.parts(ranks := [2, 0])
     generator = torch.Generator().manual_seed(0)
 
     def peer() -> State:
-        tensors = {part.name: torch.randn(part.shape, generator=generator) for part in cut}
+        tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
         return State(tensors, {name: t.clone() for name, t in tensors.items()}, start(Outer().form, tensors))
 
-    found = encounter(Outer(), cut, codec, start_priors(cut, generator), peer(), peer())
+    found = encounter(Outer(), allocation, ranks, guesses(cut, start_priors(shapes), 0), peer(), peer())
     assert found.correction is not None
     legs = [sum(part.leg_bytes[leg] for part in cut) for leg in range(3)]
     assert legs[0] + legs[2] < found.caller_bytes < legs[0] + legs[2] + 400
@@ -120,5 +143,5 @@ def test_links_and_churn_are_read_from_files(tmp_path: Path) -> None:
     trace.write_text("2.0 1 leave\n")
     simulation = finished(replace(experiment("gasloc"), links=links, churn=str(trace)))
     point = simulation.point()
-    assert point.seconds == 4 * 3 * 0.5
+    assert point.seconds == (4 + 1) * 3 * 0.5
     assert len(point.heldout_peers) == 3

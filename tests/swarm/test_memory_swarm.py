@@ -47,6 +47,27 @@ async def test_four_peers_train_and_meet_until_the_run_is_over(tmp_path: Path) -
         assert event["correction"] > 0
 
 
+async def test_after_the_last_round_peers_meet_on_for_as_long_as_it_took(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, replace(tiny_run(rounds=2), local_steps=None, round_seconds=1.5))
+    for name in ("ann", "ben"):
+        swarm.join(name)
+    ends = await swarm.end()
+    assert {stop.reason for stop in ends.values()} == {"finished"}
+    for name in ("ann", "ben"):
+        events = swarm.events(name)
+        last = max(index for index, event in enumerate(events) if event["event"] == "round")
+        assert events[last]["round"] == 2
+        landing = [event for event in events[last:] if event["event"] == "meeting"]
+        assert landing and all(event["round"] == 2 for event in landing)
+
+
+async def test_who_is_alone_does_not_wait_for_anybody_after_the_last_round(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run(rounds=1))
+    swarm.join("ann")
+    await swarm.end()
+    assert not any("all rounds are done" in word for word in swarm.words)
+
+
 def has_done_a_round(swarm: Swarm, name: str) -> bool:
     return bool(swarm.events(name, "round"))
 
