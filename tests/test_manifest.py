@@ -51,7 +51,7 @@ def test_every_preset_is_a_complete_run_of_its_own_model(model: str) -> None:
     assert (manifest.version, manifest.name, manifest.model) == (1, model, model)
     assert manifest.config == presets.resolve(model)
     assert manifest.tokenizer == presets.tokenizer_for(model)
-    assert manifest.outer == Outer(Form.OWN, 1.0, 0.7, 1.0)
+    assert manifest.outer == Outer(Form.OWN, 0.7, 0.65, 1.0)
 
 
 def test_the_smallest_preset_counts_steps_and_the_others_time() -> None:
@@ -122,12 +122,12 @@ CHANGES: list[dict[str, Any]] = [
     {"inner": Inner(lr=2e-3, weight_decay=0.0)},
     {"inner": Inner(lr=2e-3, clip=0.5)},
     {"inner": Inner(lr=2e-3, optimizer="lordo")},
-    {"schedule": Schedule("constant", 0.5, 0.0, 0.1)},
+    {"schedule": Schedule("constant", 1.5, 0.0, 0.1)},
     {"schedule": Schedule("cosine", 0.25, 0.0, 0.1)},
-    {"schedule": Schedule("cosine", 0.5, 1.0, 0.1)},
-    {"schedule": Schedule("cosine", 0.5, 0.0, 0.2)},
+    {"schedule": Schedule("cosine", 1.5, 1.0, 0.1)},
+    {"schedule": Schedule("cosine", 1.5, 0.0, 0.2)},
     {"outer": Outer(Form.MIXED, 1.0, 0.7, 0.5)},
-    {"outer": Outer(eta=0.7)},
+    {"outer": Outer(eta=0.6)},
     {"outer": Outer(gamma=0.5)},
     {"outer": Outer(alpha=0.5)},
     {"exchange": Exchange(5, "rank4-int8", 4)},

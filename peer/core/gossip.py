@@ -53,8 +53,8 @@ class Outer:
     """The outer optimizer: form, η (eta), γ (gamma), α (alpha). `peer.core.stability.check` says which values hold."""
 
     form: Form = Form.OWN
-    eta: float = 1.0
-    gamma: float = 0.7
+    eta: float = 0.7
+    gamma: float = 0.65
     alpha: float = 1.0
 
 

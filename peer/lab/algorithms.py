@@ -38,27 +38,35 @@ class Algorithm:
 ALGORITHMS = {
     "gasloc": Algorithm(Mixing.MEETINGS, Outer(), "GASLoC with own momentum, the daemon's default"),
     "gasloc-mixed": Algorithm(
-        Mixing.MEETINGS, Outer(Form.MIXED, alpha=0.5), "GASLoC with mixed momentum, γ 0.7, α 0.5"
+        Mixing.MEETINGS, Outer(Form.MIXED, 1.0, 0.7, 0.5), "GASLoC with mixed momentum, γ 0.7, α 0.5"
     ),
     "gasloc-plain": Algorithm(
-        Mixing.MEETINGS, Outer(Form.PLAIN, alpha=0.5), "GASLoC as printed, momentum unmixed, γ 0.7, α 0.5"
+        Mixing.MEETINGS, Outer(Form.PLAIN, 1.0, 0.7, 0.5), "GASLoC as printed, momentum unmixed, γ 0.7, α 0.5"
     ),
     "diloco": Algorithm(
         Mixing.DRIFTS, Outer(eta=0.7, gamma=0.9), "DiLoCo: all-reduce of drifts, Nesterov momentum, η 0.7, γ 0.9"
     ),
-    "ddp": Algorithm(Mixing.GRADIENTS, Outer(gamma=0.0), "data-parallel training: gradients averaged every step"),
+    "ddp": Algorithm(
+        Mixing.GRADIENTS, Outer(eta=1.0, gamma=0.0), "data-parallel training: gradients averaged every step"
+    ),
     "lordo": Algorithm(
         Mixing.DRIFTS,
-        Outer(gamma=0.0),
+        Outer(eta=1.0, gamma=0.0),
         "LoRDO: all-reduce of drifts, low-rank inside, bases from their mean",
         inner="lordo",
     ),
     "lordo-local": Algorithm(
-        Mixing.DRIFTS, Outer(gamma=0.0), "the same with bases from each peer's own drift", inner="lordo", own_bases=True
+        Mixing.DRIFTS,
+        Outer(eta=1.0, gamma=0.0),
+        "the same with bases from each peer's own drift",
+        inner="lordo",
+        own_bases=True,
     ),
-    "lordo-ddp": Algorithm(Mixing.GRADIENTS, Outer(gamma=0.0), "low-rank data-parallel training", inner="lordo"),
+    "lordo-ddp": Algorithm(
+        Mixing.GRADIENTS, Outer(eta=1.0, gamma=0.0), "low-rank data-parallel training", inner="lordo"
+    ),
     "noloco": Algorithm(Mixing.NOLOCO, Outer(eta=0.7, gamma=0.5), "NoLoCo: random pairs, μ 0.5, η 0.7"),
-    "pair-average": Algorithm(Mixing.MEETINGS, Outer(gamma=0.0), "pair averaging without outer momentum"),
+    "pair-average": Algorithm(Mixing.MEETINGS, Outer(eta=1.0, gamma=0.0), "pair averaging without outer momentum"),
     "alone": Algorithm(Mixing.MEETINGS, Outer(), "no communication: each peer's outer momentum alone", meetings=0),
 }
 """Name → method. Constants are the published ones for DiLoCo and NoLoCo."""
