@@ -36,7 +36,7 @@ NARROWEST = 116
 FORMAT = """\b
 The file:
   seeds = [0, 1, 2]              # each run is simulated with every one; left out: [0]
-  reference = "DiLoCo"           # compare with this run; left out: the first
+  reference = "DiLoCo"           # compare with this run; left out: the first; a run may name another for itself
   [common]                       # holds for every run, unless it says otherwise itself
   model = "gpt-nano"             # or run = "manifest.toml"; also tokenizer
   peers = 8                      # also rounds, local_steps, evaluations, graph, links, churn, non_iid
@@ -204,7 +204,7 @@ def _rows(grid: Grid, results: Results, sizes: Mapping[str, int]) -> list[Row]:
         label: {seed: results[label, seed] for seed in grid.seeds if (label, seed) in results} for label in grid.labels
     }
     return [
-        report.row(label, done, len(grid.seeds), sizes[label], kept[grid.reference])
+        report.row(label, done, len(grid.seeds), sizes[label], kept[grid.references[label]], grid.references[label])
         for label, done in kept.items()
         if done
     ]
@@ -251,14 +251,14 @@ def _print(rows: Sequence[Row], reference: str, aside: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from peer.lab.report import COLUMNS, LEGEND
+    from peer.lab.report import COLUMNS, LEGEND, named
 
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for number, (heading, _) in enumerate(COLUMNS):
         # Only labels may be wrapped where the terminal is narrow.
         broken = heading.replace(" ", "\n").replace("disagree", "disagree-\n").replace("differ", "differ-\n")
         table.add_column(broken, justify="right" if number else "left", no_wrap=number > 0)
-    for row in rows:
+    for row in named(rows, reference):
         table.add_row(*(cell(row) for _, cell in COLUMNS))
     out = Console(stderr=aside, markup=False, highlight=False)
     out.width = max(out.width, NARROWEST) if out.is_terminal else WIDTH

@@ -1,4 +1,4 @@
-"""The benchmark of the exchange runs, and what it prints is consistent; how long anything takes is not looked at."""
+"""The benchmarks run, and what they print is consistent; how long anything takes is not looked at."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from peer.core.codec import parse, parts
+from peer.lab.grid import Grid
+from peer.lab.links import Links
 from peer.models.causal import outline
 from peer.models.presets import resolve
 
@@ -83,3 +85,14 @@ def test_an_unknown_codec_gets_a_sentence() -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith("benchmarks/exchange.py: unknown codec 'rank0': use none, int8")
     assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("name", ["algorithms", "curve", "slow-link"])
+def test_a_grid_of_the_lab_can_be_simulated_as_it_is(name: str) -> None:
+    grid = Grid.load(ROOT / "benchmarks" / f"{name}.toml")
+    for cell in grid.cells:
+        one = cell.experiment
+        if one.links is not None:
+            assert len(Links.load(one.links, one.peers).peers) == one.peers
+        assert one.run.rounds > one.run.schedule.warmup_rounds
+        assert one.run.data.corpus == "moby-dick"  # what is shipped

@@ -1,7 +1,8 @@
 """A grid of experiments, as a TOML file.
 
     seeds = [0, 1, 2]                              # left out: [0]
-    reference = "DiLoCo"                           # the label that others are compared with; left out: the first
+    reference = "DiLoCo"                           # the label that others are compared with; left out: the first. A run
+                                                   # may name another one for itself
     [common]                                       # of every run; a run's own keys go over these
     peers = 8
     exchange = { codec = "rank4-int4", meetings = 4 }
@@ -55,10 +56,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """All simulations of a file: label by label, and of each one for every seed."""
+    """All simulations of a file: label by label, and of each one for every seed.
+
+    reference: the label of the run that others are compared with; references: of each label, where it may be another.
+    """
 
     seeds: tuple[int, ...]
     reference: str
+    references: Mapping[str, str]
     cells: tuple[Cell, ...]
 
     @classmethod
@@ -87,10 +92,13 @@ class Grid:
         named = [each for number, run in enumerate(runs, 1) for each in _varied(over(common, run), number)]
         _check_labels([label for label, _ in named])
         reference = table.get("reference", named[0][0])
-        if not isinstance(reference, str) or reference not in dict(named):
-            near = tables.nearest(str(reference), dict(named))
-            raise ConfigError(f"reference is {reference!r}, which is no run's label; did you mean '{near}'?")
-        return cls(seeds, reference, tuple(cell for label, run in named for cell in _cells(label, run, seeds, base)))
+        references = {label: run.pop("reference", reference) for label, run in named}
+        for each in (reference, *references.values()):
+            if not isinstance(each, str) or each not in references:
+                near = tables.nearest(str(each), references)
+                raise ConfigError(f"reference is {each!r}, which is no run's label; did you mean '{near}'?")
+        cells = tuple(cell for label, run in named for cell in _cells(label, run, seeds, base))
+        return cls(seeds, reference, references, cells)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -145,7 +153,7 @@ def _varied(table: dict[str, Any], number: int) -> Iterator[tuple[str, dict[str,
             section, dot, key = path.partition(".")
             one = over(one, {section: {key: value} if dot else value})
             words.append(f"{key or section} {_spelled(value)}")
-        yield ", ".join(words), one
+        yield ", ".join(words), dict(one)
 
 
 def _spelled(value: Any) -> str:

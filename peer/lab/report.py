@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -39,7 +39,7 @@ class Row:
     worst_peer the highest of any peer and seed. bytes_per_round: sent by a peer, mean. model_share: that as a share of
     the model in float32. difference_percent: of heldout_average from the reference's, over the seeds that both have
     done; None without any. seconds_to_reference: until heldout_average was down to the reference's last one, simulated,
-    mean over these seeds; None where one never was.
+    mean over these seeds; None where one never was. reference: its label.
     """
 
     label: str
@@ -58,6 +58,7 @@ class Row:
     optimizer_bytes: int
     difference_percent: float | None
     seconds_to_reference: float | None
+    reference: str
 
 
 def row(
@@ -66,8 +67,9 @@ def row(
     planned: int,
     model_bytes: int,
     reference: Mapping[int, Result],
+    reference_label: str = "",
 ) -> Row:
-    """Sum up a run. results: seed → what it left, at least one; reference: of the run to compare with."""
+    """Sum up a run. results: seed → what it left, at least one; reference: of what it is compared with."""
     outcomes = {seed: result.outcome for seed, result in results.items()}
     targets = {seed: result.outcome for seed, result in reference.items()}
     every = list(outcomes.values())
@@ -89,6 +91,7 @@ def row(
         optimizer_bytes=max(each.optimizer_bytes for each in every),
         difference_percent=_difference(outcomes, targets),
         seconds_to_reference=_seconds_to({seed: result.points for seed, result in results.items()}, targets),
+        reference=reference_label,
     )
 
 
@@ -110,11 +113,12 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 LEGEND = (
     "Losses are in nats per token, ± the standard deviation over seeds: of the peers' averaged weights, and of single "
-    "peers (the mean of them, and the highest of all seeds). Difference: of the average from that of '{reference}', "
-    "over the seeds that both have done. Disagreement: the root mean square distance of the peers' weights from their "
-    "mean, over the mean's norm. kB a round: sent by one peer; of a model: that as a share of its weights in float32. "
-    "Simulated s: to the end, and until the average's loss was that with which '{reference}' ends. "
-    "Optimizer kB: what the inner optimizer of one peer keeps in memory."
+    "peers (the mean of them, and the highest of all seeds). Difference: of the average from that of the run's "
+    "reference, over the seeds that both have done; the reference is '{reference}', or what is named in brackets. "
+    "Disagreement: the root mean square distance of the peers' weights from their mean, over the mean's norm. kB a "
+    "round: sent by one peer; of a model: that as a share of its weights in float32. Simulated s: to the end, and "
+    "until the average's loss was that with which the reference ends. Optimizer kB: what one peer's inner optimizer "
+    "keeps in memory."
 )
 
 
@@ -127,11 +131,19 @@ def share(value: float) -> str:
     return f"1/{1 / value:.1f}" if value > 0.1 else f"1/{1 / value:,.0f}"
 
 
+def named(rows: Sequence[Row], reference: str) -> list[Row]:
+    """Return the rows with the reference in the label of those that have another one than that of the table."""
+    return [
+        row if row.reference in ("", reference) else replace(row, label=f"{row.label} [{row.reference}]")
+        for row in rows
+    ]
+
+
 def markdown(rows: Sequence[Row], reference: str) -> str:
     """Return the table as Markdown, with what its columns mean below."""
     headings = [heading for heading, _ in COLUMNS]
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)]]
-    lines += [[cell(row).replace("|", "\\|") for _, cell in COLUMNS] for row in rows]
+    lines += [[cell(row).replace("|", "\\|") for _, cell in COLUMNS] for row in named(rows, reference)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{LEGEND.format(reference=reference)}\n"
 
 

@@ -219,6 +219,7 @@ def test_what_a_run_varies_gives_a_run_of_each_combination_named_after_its_value
     ]
     assert [cell.experiment.spread for cell in found.cells] == [False] * 4 + [True]
     assert found.reference == "b"
+    assert set(found.references.values()) == {"b"}
 
 
 def test_some_labels_and_seeds_can_be_chosen_and_unknown_ones_are_named() -> None:
@@ -259,6 +260,7 @@ RUN = '[[run]]\nlabel = "a"\n'
         (RUN + RUN, "there is label 'a' twice"),
         (RUN + '[[run]]\nlabel = "A "', "there is label 'A ' and 'a', which name the same folder"),
         ('[[run]]\nlabel = "!"', "label '!' can't name a folder"),
+        (RUN + '\nreference = "b"', "reference is 'b', which is no run's label; did you mean 'a'"),
         ('reference = "b"\n' + RUN, "reference is 'b', which is no run's label; did you mean 'a'"),
         (RUN + "pears = 2", "run 'a': unknown key 'pears'; did you mean 'peers'"),
         (RUN + "data = { btch = 2 }", r"run 'a': unknown key 'btch' in \[data\]"),

@@ -66,7 +66,7 @@ def test_the_markdown_has_a_line_for_each_run_and_a_label_can_not_break_it() -> 
     assert len(table) == 2 + 2
     assert {line.replace("\\|", "").count("|") for line in table} == {len(COLUMNS) + 1}
     assert table[2].startswith("| a\\|b | 2/2 | 2.500 ± 0.707 | +0.00 % |")
-    assert "from that of 'a|b'" in lines[-1]
+    assert "the reference is 'a|b'" in lines[-1]
 
 
 def test_an_outcome_as_json_has_the_fields_of_the_contract_and_null_for_what_is_not_finite() -> None:
@@ -83,6 +83,13 @@ def test_an_outcome_as_json_has_the_fields_of_the_contract_and_null_for_what_is_
         "optimizer_bytes",
     ]
     assert (kept["heldout_average"], kept["heldout_peers"]) == (None, [2.0, 2.5])
+
+
+def test_a_run_with_a_reference_of_its_own_says_so() -> None:
+    rows = [row("a", FIRST, 2, 8000, FIRST, "a"), row("c", FIRST, 2, 8000, FIRST, "b")]
+    labels = [line.split("|")[1].strip() for line in markdown(rows, "a").splitlines() if line.startswith("|")]
+    assert labels[2:] == ["a", "c [b]"]
+    assert [each["reference"] for each in record(rows, "a")["runs"]] == ["a", "b"]
 
 
 def test_the_time_to_a_loss_lies_on_the_line_between_two_points() -> None:
