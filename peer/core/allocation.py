@@ -16,6 +16,7 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from peer.core.codec import Codec, part, parts
 from peer.core.part import Part
@@ -48,9 +49,13 @@ class Allocation:
     def __init__(self, shapes: Mapping[str, Sequence[int]], codec: Codec) -> None:
         self.codec = codec
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self._most = {
+            name: max(1, min(shape[0], prod(shape[1:]))) if shape else 1 for name, shape in self._shapes.items()
+        }
         self._cuts: dict[tuple[str, int], Part] = {}
         evenly = parts(self._shapes, codec)
-        self._budget_bytes = int(sum(_bytes(each) * (1 if len(each.shape) > 1 else VECTORS) for each in evenly))
+        total = sum(_bytes(each) * (1 if len(each.shape) > 1 else VECTORS) for each in evenly)
+        self._budget_bytes = max(int(total), *(_bytes(self._cut(name, 1)) for name in self._shapes))
 
     def ranks(self, priors: Mapping[str, Prior], sensitivity: Mapping[str, float]) -> list[int]:
         """Return how many directions of each tensor to send, 0: nothing; nothing at all to say where all go whole.
@@ -101,6 +106,7 @@ class Allocation:
             yield _Bid(-worth * sensitivity.get(name, 1.0) / cost, rank, name, cost)
 
     def _cut(self, name: str, rank: int) -> Part:
+        rank = min(rank, self._most[name])  # so that what is kept has a bound
         if (name, rank) not in self._cuts:
             self._cuts[name, rank] = part(name, self._shapes[name], self.codec, rank)
         return self._cuts[name, rank]

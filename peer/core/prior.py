@@ -17,6 +17,7 @@ NEARER = 4.0
 """How much smaller a difference is that an exchange without experience did not see."""
 
 SMALLEST = 0.25
+"""The least spread of a direction, as a share of the largest one's: see `even`."""
 
 FADING = 0.5
 """The share of an expected size that stays when an exchange found less: the next partner may be further away."""
@@ -51,7 +52,8 @@ class Prior:
 
     basis: directions of the difference (columns × seen, orthonormal), the strongest first. energy: how large it is in
     each of them (seen,), squared; where it went whole, evenly spread over all directions. spread: as in a guess, of
-    these directions. rows: as in a guess, of the whole tensor. cold: as there.
+    these directions. rows: as in a guess, of the whole tensor. cold: as there. idle: exchanges in a row that were not
+    about this tensor.
     """
 
     basis: Tensor | None = None
@@ -69,7 +71,7 @@ class Prior:
 
     def guess(self, part: Part, generator: torch.Generator) -> Guess:
         """Return what an exchange starts from; directions that nobody has looked at are random."""
-        known = None if self.energy is None or not len(self.energy) else self.energy
+        known = self.energy
         if not part.rank:
             evenly = None if known is None else (known.sum() / (part.rows * part.columns)).sqrt().expand(part.rows)
             return Guess(None, evenly if self.rows is None else self.rows, self.cold)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from peer.core.allocation import CURIOSITY, Allocation
 from peer.core.change import Correction
 from peer.core.codec import answer, parse, parts, probe, reply, settle
+from peer.core.codec import part as cut_to
 from peer.core.prior import Prior, Priors, guesses, next_priors, start_priors
 from peer.core.state import Tensors
 from peer.errors import ProtocolError
@@ -28,9 +29,10 @@ def size(allocation: Allocation, ranks: list[int]) -> int:
 
 
 def budget(shapes: Shapes, spec: str) -> int:
-    """All matrices at the codec's rank, and a quarter of every vector."""
+    """All matrices at the codec's rank, and a quarter of every vector; and room for any tensor's first direction."""
     cut = parts(shapes, parse(spec))
-    return int(sum(sum(part.leg_bytes) * (1 if len(part.shape) > 1 else 0.25) for part in cut))
+    least = [sum(cut_to(name, shape, parse(spec), 1).leg_bytes) for name, shape in shapes.items()]
+    return max(int(sum(sum(each.leg_bytes) * (1 if len(each.shape) > 1 else 0.25) for each in cut)), *least)
 
 
 def meet(allocation: Allocation, ranks: list[int], priors: Priors, ours: Tensors, theirs: Tensors) -> Correction:
@@ -72,23 +74,13 @@ def test_the_budget_is_kept_and_used_up(data: st.DataObject) -> None:
         for name in shapes
     }
     ranks = allocation.ranks(priors, {name: data.draw(st.floats(1e-6, 1e3)) for name in shapes})
-    spent = sum(sum(part.leg_bytes) for part in parts_or_none(allocation, ranks))
-    assert spent <= budget(shapes, spec)
-    for index, (name, prior) in enumerate(priors.items()):
-        seen = 4 if prior.energy is None else len(prior.energy)
-        if ranks[index] == 0 and spec != "rank4":
-            alone = sum(
-                sum(part.leg_bytes) for part in parts_or_none(Allocation({name: shapes[name]}, parse(spec)), [1])
-            )
-            assert alone == 0 or spent + alone > budget(shapes, spec)
-        assert ranks[index] <= max(16, seen + max(1, seen // CURIOSITY))
-
-
-def parts_or_none(allocation: Allocation, ranks: list[int]) -> list:  # type: ignore[type-arg]
-    try:
-        return allocation.parts(ranks)
-    except ProtocolError:
-        return []
+    spent, whole = size(allocation, ranks), budget(shapes, spec)
+    assert spent <= whole
+    for rank, (name, prior) in zip(ranks, priors.items(), strict=True):
+        if rank == 0:  # there was no room for it
+            assert spent + sum(cut_to(name, shapes[name], parse(spec), 1).leg_bytes) > whole
+        seen = (parse(spec).rank or 0) if prior.energy is None else len(prior.energy)
+        assert rank <= seen + max(1, seen // CURIOSITY)
 
 
 def test_directions_of_one_price_are_chosen_by_what_they_are_worth() -> None:
@@ -110,6 +102,21 @@ def test_a_tensor_gets_few_more_directions_than_were_ever_seen() -> None:
     priors = {"loud": known([1e6] * 8), "quiet": known([1e-6] * 2)}
     ranks = Allocation(shapes, parse("rank30-int4")).ranks(priors, {})
     assert ranks == [8 + 8 // CURIOSITY, 3]
+
+
+def test_a_model_of_one_vector_can_be_met_about() -> None:
+    shapes: Shapes = {"v": (96,)}
+    allocation = Allocation(shapes, parse("rank4-int4"))
+    assert allocation.ranks(start_priors(shapes), {}) == [1]
+    assert [part.name for part in allocation.parts([1])] == ["v"]
+
+
+def test_offers_can_not_fill_the_memory() -> None:
+    allocation = Allocation({"w": (96, 64), "v": (96,)}, parse("rank4-int4"))
+    for number in range(1000):
+        with pytest.raises(ProtocolError):
+            allocation.parts([10**6 + number, 10**6 + number])
+    assert len(allocation._cuts) <= 64 + 1
 
 
 def test_bytes_go_where_the_difference_is() -> None:
