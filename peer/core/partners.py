@@ -1,6 +1,7 @@
 """Whom to ask next for a meeting.
 
-The choice is local and uniform: a random live peer, near enough in rounds, that is not resting after a failure.
+The choice is local: of the live peers that are near enough in rounds and not resting after a failure, the one that was
+not met for longest, and at random among those never met. Two that met a moment ago have little left to tell each other.
 """
 
 from __future__ import annotations
@@ -34,18 +35,29 @@ class Backoff:
 
 
 class Ledger:
-    """What came of asking each peer, and so until when each is left alone.
+    """What came of asking each peer, so until when each is left alone; and in which order they were met last.
 
-    Memory is bounded: past `capacity` peers, the one whose rest ends first is forgotten.
+    Memory is bounded: past `capacity` peers, the one whose rest ends first is forgotten, and whom was met longest ago.
     """
 
     def __init__(self, capacity: int = REMEMBERED_PEERS) -> None:
         self._capacity = capacity
         self._backoffs: dict[str, Backoff] = {}
+        self._meetings = 0
+        self._met: dict[str, int] = {}
 
     def succeeded(self, peer_id: str) -> None:
-        """Note a meeting that took place: whatever was before is forgotten."""
+        """Note a meeting that took place: whatever failed before is forgotten."""
         self._backoffs.pop(peer_id, None)
+        self._met.pop(peer_id, None)
+        self._meetings += 1
+        self._met[peer_id] = self._meetings
+        if len(self._met) > self._capacity:
+            del self._met[next(iter(self._met))]
+
+    def last_met(self, peer_id: str) -> int:
+        """Return which meeting was the last one with a peer, counted from 1; 0 if there was none."""
+        return self._met.get(peer_id, 0)
 
     def busy(self, peer_id: str, now_s: float) -> None:
         """Note that a peer declined because it was in a meeting: a short rest, and no failure."""
@@ -80,7 +92,7 @@ def choose(
     now_s: float,
     random: Random,
 ) -> Member | Decision:
-    """Return the peer to ask next, uniform among those that may be asked, or why there is none.
+    """Return the peer to ask next, of those that may be asked who was not met for longest, or why there is none.
 
     members: records of this run; our own (me: our peer id) and expired ones are passed over.
     Reasons: "alone" (nobody lives), "address" (nobody can be called), "lag" (nobody is within max_lag rounds),
@@ -103,7 +115,9 @@ def choose(
         wait_s = min(ledger.backoff(member.peer_id).until_s for member in near) - now_s
         detail = f"all {len(near)} peers in reach failed or were busy lately; the next may be asked in {wait_s:.1f} s"
         return Decision(False, "resting", detail)
-    return ready[min(int(random.random() * len(ready)), len(ready) - 1)]
+    longest = min(ledger.last_met(member.peer_id) for member in ready)
+    due = [member for member in ready if ledger.last_met(member.peer_id) == longest]
+    return due[min(int(random.random() * len(due)), len(due) - 1)]
 
 
 def _too_far(members: Sequence[Member], round: int, max_lag: int) -> Decision:

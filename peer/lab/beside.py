@@ -50,6 +50,8 @@ class Beside:
         self._round_began_s = [0.0 for _ in peers]
         self._busy_until_s = [0.0 for _ in peers]
         self._met = [0 for _ in peers]
+        self._meetings = 0
+        self._last_met = [[0 for _ in peers] for _ in peers]
         self._due: list[list[_Due]] = [[] for _ in peers]
         self._joined = set(world.present)
         self._landing = False
@@ -143,7 +145,7 @@ class Beside:
         if not self._is_free(caller):
             return
         free = {peer for peer in among if self._is_free(peer) and self._within_reach(caller, peer)}
-        self._hold(pairs(experiment.graph, caller, experiment.peers, free - {caller}, world.draw), among)
+        self._hold(pairs(experiment.graph, caller, self._last_met[caller], free - {caller}, world.draw), among)
 
     def _hold(self, meetings: list[tuple[int, int]], among: list[int]) -> None:
         """Hold meetings at once, each of a caller and a callee; among: who stands at a step boundary now."""
@@ -176,6 +178,8 @@ class Beside:
         self._due[peer].append(due)
         self._busy_until_s[peer] = max(self._busy_until_s[peer], due.at_s)
         self._met[peer] += 1
+        self._meetings += 1
+        self._last_met[peer][due.other] = self._meetings
         self._priors[peer] = next_priors(due.correction, self._priors[peer])
 
     def _is_free(self, peer: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import combinations
 from typing import Literal, get_args
 
@@ -22,12 +22,16 @@ def neighbours(graph: Graph, peer: int, peers: int) -> list[int]:
     return sorted({(peer + step) % peers for step in steps} - {peer})
 
 
-def pairs(graph: Graph, caller: int, peers: int, free: Collection[int], draw: random.Random) -> list[tuple[int, int]]:
+def pairs(
+    graph: Graph, caller: int, met: Sequence[int], free: Collection[int], draw: random.Random
+) -> list[tuple[int, int]]:
     """Draw the meetings that a peer begins now with those that are free: one, or two at once.
 
-    On the complete graph all who are free meet one another at once.
+    met: for every peer when the caller met it last, in any growing numbers. As the daemon does, it meets those whom it
+    did not meet for longest, at random among equals. On the complete graph all who are free meet one another at once.
     """
-    near = [other for other in neighbours(graph, caller, peers) if other in free]
+    near = [other for other in neighbours(graph, caller, len(met)) if other in free]
     if graph == "complete":
         return list(combinations([caller, *near], 2))
-    return [(caller, other) for other in draw.sample(near, min(2 if graph == "two-peer" else 1, len(near)))]
+    due = sorted(draw.sample(near, len(near)), key=met.__getitem__)
+    return [(caller, other) for other in due[: 2 if graph == "two-peer" else 1]]

@@ -1,4 +1,4 @@
-"""Whom to ask next: the ledger's rests, and a uniform choice among those that may be asked."""
+"""Whom to ask next: the ledger's rests, and of those that may be asked who was not met for longest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEN = replace(ANNA, peer_id="ben")
 def chosen(
     members: list[Member], ledger: Ledger | None = None, now_s: float = NOW_S, seed: int = 0
 ) -> Member | Decision:
-    return choose(members, "me", 5, 3, ledger or Ledger(), now_s, Random(seed))
+    return choose(members, "me", 5, 3, Ledger() if ledger is None else ledger, now_s, Random(seed))
 
 
 def test_failures_rest_2_seconds_doubled_up_to_5_minutes() -> None:
@@ -168,7 +168,7 @@ def test_only_a_peer_that_may_be_asked_is_chosen_and_one_is_if_there_is_any(
         assert found.reason in ("alone", "address", "lag", "resting")
 
 
-def test_the_choice_is_uniform() -> None:
+def test_the_choice_is_uniform_among_those_never_met() -> None:
     members = [replace(ANNA, peer_id=f"peer{k}", round=4 + k % 3) for k in range(10)]
     random, ledger, draws = Random(12), Ledger(), 10_000
     counts: Counter[str] = Counter()
@@ -187,3 +187,24 @@ def test_the_last_of_the_eligible_can_be_chosen_and_nothing_beyond() -> None:
             return 1 - 2**-53
 
     assert choose([ANNA, BEN], "me", 5, 3, Ledger(), NOW_S, Highest()) == BEN
+
+
+def test_who_was_not_met_for_longest_is_asked_first() -> None:
+    members, ledger = [replace(ANNA, peer_id=name) for name in ("ann", "ben", "cat")], Ledger()
+    order = []
+    for seed in range(9):
+        member = chosen(members, ledger, seed=seed)
+        assert isinstance(member, Member)
+        ledger.succeeded(member.peer_id)
+        order.append(member.peer_id)
+    assert sorted(order[:3]) == ["ann", "ben", "cat"]
+    assert order == order[:3] * 3
+    ledger.failed(order[0], NOW_S)  # one that rests is passed over
+    assert chosen(members, ledger) == members[["ann", "ben", "cat"].index(order[1])]
+
+
+def test_the_order_of_meetings_is_remembered_of_so_many_peers_only() -> None:
+    ledger = Ledger(capacity=3)
+    for name in ("ann", "ben", "ann", "cat", "dan"):
+        ledger.succeeded(name)
+    assert [ledger.last_met(name) for name in ("ann", "ben", "cat", "dan", "eve")] == [3, 0, 4, 5, 0]

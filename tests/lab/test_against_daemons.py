@@ -94,13 +94,13 @@ class Scheduled(Beside):
 
     def __init__(self, world: World, ids: list[bytes]) -> None:
         super().__init__(world)
-        self._meetings, self._ids = iter(SCHEDULE), iter(ids)
+        self._schedule, self._ids = iter(SCHEDULE), iter(ids)
 
     def _meeting_id(self) -> bytes:
         return next(self._ids)
 
     def _meet_beside(self, who: list[int]) -> None:
-        for pair in next(self._meetings):
+        for pair in next(self._schedule):
             self._hold([pair], who)
 
 
