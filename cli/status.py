@@ -44,6 +44,8 @@ def _headline(found: Status) -> str:
     if found.running:
         doing = "is running" if found.started else "is starting"
         return f"{who} {doing}: process {found.pid}, for {_duration(found.uptime_s or 0.0)}"
+    if found.stopped is None and not found.heard:
+        return f"{who} is stopped: it ended before it began to train, or is a bootstrap node's"
     if found.stopped is None:
         return f"{who} is stopped: it was killed, or its machine went down; last heard of {_moment(found.heard)}"
     why = {"finished": "it finished", "signal": "it was asked to stop"}.get(found.stopped.reason, "an error")

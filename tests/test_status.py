@@ -240,6 +240,14 @@ def test_the_command_shows_a_new_peer_without_a_round(home: Home) -> None:
     assert "last partner none yet" in output
 
 
+def test_the_command_says_that_a_home_has_seen_no_training(home: Home) -> None:
+    with home.lock("9f3a", "12D3"):
+        pass  # as a bootstrap node does, or a daemon that is killed while it starts
+    result = run(home)
+    assert result.exit_code == 0
+    assert "is stopped: it ended before it began to train" in result.output
+
+
 @pytest.mark.usefixtures("utc")
 @pytest.mark.parametrize(
     ("last", "words"),

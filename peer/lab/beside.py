@@ -75,7 +75,7 @@ class Beside:
 
     def land(self, number: int) -> None:
         """Let meetings go on for the time of one more round, without training."""
-        if not self._world.experiment.meetings:
+        if not self._world.experiment.meetings or len(self._joined) < 2:
             return
         self._landing, self._met = True, [0 for _ in self._met]
         self._round_began_s = [self._world.now_s for _ in self._round_began_s]
