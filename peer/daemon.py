@@ -39,7 +39,7 @@ FIRST_MESSAGE_S = 15.0
 MEETING_GRACE_S = 1.5
 STEP_GRACE_S = 1.0
 FAREWELL_S = 4.0
-LANDING_S = 0.01
+LANDING_TICK_S = 0.01
 BOUNDARY_S = 600.0
 CHECKPOINT_SHARE = 0.05
 """Saving takes at most this share of the time, so large models on slow disks are not saved every round."""
@@ -149,7 +149,7 @@ class Daemon:
         while trainer.fraction < 1.0 and not self._stopping.is_set():
             with trainer.still:
                 self._boundary.serve(trainer.state)
-            time.sleep(LANDING_S)
+            time.sleep(LANDING_TICK_S)
 
     async def _leave(self, trainer: Trainer, meetings: Meetings) -> None:
         """Abandon the step that is under way, and finish or abandon the meeting.

@@ -14,7 +14,7 @@ from peer.trainer import optimizer_for
 def test_it_is_the_root_of_the_mean_squared_gradient(name: str) -> None:
     weights = {"h.0.w.weight": torch.ones(24, 48), "bias": torch.ones(48)}
     optimizer = optimizer_for(Inner(optimizer=name, lr=1e-3, beta2=0.9, rank=24 if name == "lordo" else 0), weights)  # type: ignore[arg-type]
-    assert sensitivity(optimizer, weights) == {}
+    assert len(set(sensitivity(optimizer, weights).values())) <= 1  # before the first step all are alike
     draw = torch.Generator().manual_seed(0)
     for _ in range(200):
         for scale, weight in zip((0.1, 3.0), weights.values(), strict=True):
@@ -25,10 +25,12 @@ def test_it_is_the_root_of_the_mean_squared_gradient(name: str) -> None:
     assert found["bias"] == pytest.approx(3.0, rel=0.25)
 
 
-def test_a_parameter_without_gradients_or_with_broken_ones_has_none() -> None:
+def test_without_gradients_it_is_next_to_nothing_and_with_broken_ones_unknown() -> None:
     weights = {"dead": torch.ones(3), "broken": torch.ones(3), "sound": torch.ones(3)}
     optimizer = optimizer_for(Inner(optimizer="adamw", lr=1e-3), weights)
     for name, weight in weights.items():
         weight.grad = torch.full((3,), {"dead": 0.0, "broken": torch.nan, "sound": 1.0}[name])
     optimizer.step()
-    assert set(sensitivity(optimizer, weights)) == {"sound"}
+    found = sensitivity(optimizer, weights)
+    assert set(found) == {"dead", "sound"}
+    assert 0 < found["dead"] < 1e-10 < found["sound"]

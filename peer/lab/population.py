@@ -28,10 +28,9 @@ CHUNK_TOKENS = 4096
 class Population:
     """The State, data stream and inner optimizer of every virtual peer, each the daemon's own.
 
-    sensitivity[i]: of peer i's parameters, see `peer.sensitivity`.
-
     stack: parameter name → (peers, *shape), all peers' weights; states[i].weights are views of it, so what the core
     does to one peer's State in place is seen by the stacked model. All begin with the run's first weights.
+    sensitivity[i]: of peer i's parameters, see `peer.sensitivity`.
     non_iid: each peer reads a contiguous part of the corpus of its own, in place of windows dealt from all of it.
     """
 

@@ -111,8 +111,9 @@ def test_noloco_is_its_printed_equation_on_real_peers() -> None:
             assert_close(weights(place)[peer], trainer.state.weights)
 
 
-def test_peers_alone_take_the_outer_step_of_real_ones() -> None:
-    one = experiment("alone")
+@pytest.mark.parametrize("inner", ["adamw", "lordo"])
+def test_peers_alone_take_the_inner_and_outer_steps_of_real_ones(inner: str) -> None:
+    one = experiment("alone") if inner == "adamw" else lordo("alone")
     place = world(one)
     course, real = Beside(place), [real_peer(one.run, shard) for shard in range(PEERS)]
     for number in range(3):
@@ -203,19 +204,6 @@ def lordo(algorithm: str) -> Experiment:
 def bases(place: World, name: str) -> list[torch.Tensor]:
     kept = zip(place.population.optimizers, place.population.states, strict=True)
     return [optimizer.state[state.weights[name]]["basis"] for optimizer, state in kept]
-
-
-def test_peers_with_lordo_inside_train_as_real_ones_do() -> None:
-    one = lordo("alone")
-    place = world(one)
-    course, real = Beside(place), [real_peer(one.run, shard) for shard in range(PEERS)]
-    for number in range(2):
-        train(real)
-        for trainer in real:
-            trainer.end_round()
-        course.period(number)
-    for peer, trainer in enumerate(real):
-        assert_close(weights(place)[peer], trainer.state.weights)
 
 
 def test_global_bases_are_one_and_local_ones_are_each_peers_own() -> None:
