@@ -7,6 +7,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from .words import duration
+
 STEPS = 10
 """Lines in all, where there is no terminal to draw on."""
 
@@ -49,11 +51,3 @@ class Bar:
             return ""
         seconds = (time.monotonic() - self._began_s) * (self._total - done) / (done - self._first)
         return f"{duration(seconds)} left"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

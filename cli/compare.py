@@ -16,6 +16,7 @@ from peer.errors import ConfigError
 
 from .help import Command, examples, option
 from .main import INTERRUPTED
+from .words import counted
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +111,8 @@ def command(
     sizes, where = _examine(grid), choose_device(device)
     folder = Path(f"compare-{file.stem}") if out is None else out
     with bench.held(folder):
-        click.echo(f"{len(grid.labels)} runs × {len(grid.seeds)} seeds; results are kept in '{folder}'", err=True)
+        runs, times = counted(len(grid.labels), "run"), counted(len(grid.seeds), "seed")
+        click.echo(f"{runs} × {times}; results are kept in '{folder}'", err=True)
         done = _kept(grid, folder, where)
         places = [bench.Place(cell, folder) for cell in chosen if (cell.label, cell.seed) not in done]
         interrupted = _fill(places, len(chosen), folder, jobs, where)
@@ -118,13 +120,17 @@ def command(
         rows = _rows(grid, results, sizes)
         record = _record(grid, results, rows, places)
         _write(folder, rows, grid, results, record)
-    _print(rows, grid.reference, json)
+    if rows:
+        _print(rows, grid.reference, json)
     if json:
         click.echo(json_format.dumps(record, allow_nan=False))
     for failure in record["failures"]:
         click.echo(failure, err=True)
-    if missing := len(record["missing"]):
-        click.echo(f"{missing} of {len(grid.cells)} simulations are not done; the same command goes on", err=True)
+    if missing := sum((cell.label, cell.seed) not in results for cell in chosen):
+        click.echo(f"{missing} of {len(chosen)} simulations are not done; the same command goes on", err=True)
+    elif missing := len(record["missing"]):
+        whole = f"the file's {len(grid.cells)} simulations"
+        click.echo(f"{missing} of {whole} are not done; leave out --only and --seed to do the rest", err=True)
     if interrupted or record["failures"]:
         sys.exit(INTERRUPTED if interrupted else 1)
 

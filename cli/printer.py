@@ -8,6 +8,8 @@ from typing import TextIO
 
 from peer.tail import Record
 
+from .words import counted, size
+
 
 class Printer:
     """Prints lines at once. When nobody reads any more it goes on into the void: that is no reason to stop training."""
@@ -35,17 +37,17 @@ class Printer:
             self.say(sentence)
         if record["event"] == "round" and not self._optimizer_told:
             self._optimizer_told = True
-            self.say(f"the inner optimizer takes {record['optimizer_bytes'] / 1e6:.1f} MB of memory")
+            self.say(f"the inner optimizer takes {size(record['optimizer_bytes'])} of memory")
 
 
 def line(record: Record) -> str | None:
     """Return an event as one line for people; None for what they need not see as it happens."""
     match record["event"]:
         case "start":
-            size = f"{record['parameters'] / 1e6:.1f} M parameters"
+            parameters = f"{record['parameters'] / 1e6:.1f} M parameters"
             return (
-                f"peer {record['peer_id'][:8]} trains run {record['run_id'][:8]} ({record['name']}, {size}) from round "
-                f"{record['round']} ({record['how']}) on {record['device']} in {record['dtype']}"
+                f"peer {record['peer_id'][:8]} trains run {record['run_id'][:8]} ({record['name']}, {parameters}) "
+                f"from round {record['round']} ({record['how']}) on {record['device']} in {record['dtype']}"
             )
         case "round":
             return _round(record)
@@ -63,8 +65,8 @@ def _round(record: Record) -> str:
     rate = record["tokens"] / record["seconds"] if record["seconds"] else 0.0
     return (
         f"round {record['round']}: loss {loss}, {record['steps']} steps at {rate:,.0f} tokens/s, "
-        f"{record['peers']} peers, {record['meetings']} meetings{_with(record['partner'], ', last with ')}, "
-        f"{record['bytes_sent'] / 1e6:.1f} MB sent"
+        f"{counted(record['peers'], 'peer')}, {counted(record['meetings'], 'meeting')}"
+        f"{_with(record['partner'], ', last with ')}, {size(record['bytes_sent'])} sent"
     )
 
 

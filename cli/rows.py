@@ -11,6 +11,8 @@ from rich.table import Table
 
 from peer.swarm_report import Report, Row, number_of
 
+from .words import counted, size
+
 WIDTH = 120
 """Columns, where no terminal says how many it has."""
 
@@ -68,7 +70,7 @@ def sentence(row: Row, rows: Sequence[Row], rounds: int) -> str:
         return f"{head} ({row.how}) from round {row.round}" if row.how else head
     return (
         f"{head}: round {row.round}/{rounds}, loss {_loss(row.loss)}, partner {_partner(row, rows)}, "
-        f"{row.meetings} meetings, {size(row.bytes_sent)} sent, {row.rate:,.0f} tokens/s"
+        f"{counted(row.meetings, 'meeting')}, {size(row.bytes_sent)} sent, {row.rate:,.0f} tokens/s"
     )
 
 
@@ -98,8 +100,8 @@ def summary(report: Report) -> str:
     """Return what stands below the final table."""
     apart = report.assessment.disagreement
     lines = [
-        f"{len(report.rows)} peers, {report.rounds} rounds, {report.meetings} meetings (each counted by both its peers "
-        f"above), {report.wall_s:.0f} s"
+        f"{counted(len(report.rows), 'peer')}, {counted(report.rounds, 'round')}, "
+        f"{counted(report.meetings, 'meeting')} (each counted by both its peers above), {report.wall_s:.0f} s"
     ]
     if report.bytes_sent_per_round is not None:
         lines.append(f"a peer sent {size(report.bytes_sent_per_round)} a round on average")
@@ -109,14 +111,6 @@ def summary(report: Report) -> str:
             "average, over the average's norm"
         )
     return "\n".join(lines)
-
-
-def size(count: float) -> str:
-    """Return bytes with a unit."""
-    if count < 1e3:
-        return f"{count:.0f} B"
-    factor, unit = (1e9, "GB") if count >= 1e9 else (1e6, "MB") if count >= 1e6 else (1e3, "kB")
-    return f"{count / factor:.1f} {unit}"
 
 
 def _table(*headings: str) -> Table:

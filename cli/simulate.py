@@ -111,6 +111,12 @@ class Simulate(Command, click.Group):
     metavar="PATH",
     help="Text to read: a file, a folder or a glob of .txt and .jsonl files, also .gz.  [default: the run's]",
 )
+@option(
+    "--tokenizer",
+    group="What is trained",
+    metavar="bytes|gpt2|FILE",
+    help="In place of the preset's or the manifest's; a model of your own may need one that fits.",
+)
 @option("--inner", group="What is trained", metavar="adamw|lordo", help="The inner optimizer.  [default: the run's]")
 @option("--rounds", group="What is trained", type=int, metavar="T", help="How many rounds.  [default: the run's]")
 @option(
@@ -139,6 +145,13 @@ class Simulate(Command, click.Group):
     group="The world",
     is_flag=True,
     help="Each peer reads a contiguous part of the text of its own, in place of pieces from all of it.",
+)
+@option(
+    "--evaluations",
+    group="On this machine",
+    type=int,
+    metavar="N",
+    help="How many times held-out losses are measured, the end included.  [default: 10, or one for each round]",
 )
 @option("--device", group="On this machine", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps.")
 @option(
@@ -180,6 +193,7 @@ def _simulate(device: str, out: Path | None, json: bool, **flags: Any) -> None:
     from peer.trainer import choose_device
 
     from .bar import Bar
+    from .words import counted
 
     experiment = settings.experiment(flags["algorithm"], flags["seed"], settings.settled(_table(flags), Path()))
     out = _folder(out, f"simulate-{experiment.algorithm}-{experiment.run.seed}")
@@ -191,7 +205,8 @@ def _simulate(device: str, out: Path | None, json: bool, **flags: Any) -> None:
     simulation = Simulation(experiment, data, where)
     recorded = bench.Sources().recorded(experiment, where)
     _make(out)
-    click.echo(f"{experiment.peers} peers, {experiment.algorithm}, {rounds} rounds; results go to '{out}'", err=True)
+    who, length = counted(experiment.peers, "peer"), counted(rounds, "round")
+    click.echo(f"{who}, {experiment.algorithm}, {length}; results go to '{out}'", err=True)
     errors = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
     with (
         Interrupts(_interrupted) as interrupts,
@@ -212,16 +227,21 @@ def _simulate(device: str, out: Path | None, json: bool, **flags: Any) -> None:
         sys.exit(INTERRUPTED)
 
 
+_PLAIN = (
+    *("algorithm", "peers", "graph", "model", "run", "tokenizer"),
+    *("rounds", "local_steps", "links", "churn", "non_iid", "evaluations"),
+)
+
+
 def _table(flags: dict[str, Any]) -> dict[str, Any]:
     """Return the options as the table that a file of experiments would have."""
-    plain = ("algorithm", "peers", "graph", "model", "run", "rounds", "local_steps", "links", "churn", "non_iid")
     deep = {
         "data": {"corpus": flags["data"]},
         "inner": {"optimizer": flags["inner"]},
         "exchange": {"meetings": flags["meetings"], "codec": flags["codec"]},
     }
     given = {name: {key: value for key, value in keys.items() if value is not None} for name, keys in deep.items()}
-    return {key: flags[key] for key in plain if flags[key] is not None} | given
+    return {key: flags[key] for key in _PLAIN if flags[key] is not None} | given
 
 
 def _folder(out: Path | None, name: str) -> Path:
@@ -257,7 +277,7 @@ def _print(result: Result, model_bytes: int, terminal: bool, aside: bool) -> Non
 
     from peer.lab.report import share
 
-    from .rows import size
+    from .words import size
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("round", "simulated", "sent", "training", "held-out", "single peers", "disagreement"):
@@ -276,8 +296,8 @@ def _print(result: Result, model_bytes: int, terminal: bool, aside: bool) -> Non
     Console(stderr=aside, width=None if terminal else WIDTH).print(table)
     outcome = result.outcome
     click.echo(
-        f"Losses in nats per token; held-out: of the average of all {outcome.peers} peers' weights, and of single "
-        f"peers, lowest to highest.\nA peer sent {size(outcome.bytes_per_round)} a round "
+        f"Losses in nats per token; held-out: of the average of all peers' weights, and of single peers, lowest to "
+        f"highest.\nA peer sent {size(outcome.bytes_per_round)} a round "
         f"({share(outcome.bytes_per_round / model_bytes)} of the model in float32); its inner optimizer keeps "
         f"{size(outcome.optimizer_bytes)}.",
         err=aside,

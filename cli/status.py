@@ -15,6 +15,7 @@ from peer.home import Home
 from peer.status import Status, status
 
 from .help import Command, examples, option
+from .words import duration, size
 
 
 @click.command(
@@ -43,7 +44,7 @@ def _headline(found: Status) -> str:
     who = f"peer {found.peer_id}" if found.peer_id else "the daemon"
     if found.running:
         doing = "is running" if found.started else "is starting"
-        return f"{who} {doing}: process {found.pid}, for {_duration(found.uptime_s or 0.0)}"
+        return f"{who} {doing}: process {found.pid}, for {duration(found.uptime_s or 0.0)}"
     if found.stopped is None and not found.heard:
         return f"{who} is stopped: it ended before it began to train, or is a bootstrap node's"
     if found.stopped is None:
@@ -57,12 +58,12 @@ def _lines(found: Status) -> Iterator[tuple[str, str]]:
         yield "run", f"{found.name} {found.run_id}".strip()
     if found.started:
         yield "model", f"{found.model}, {found.parameters:,} parameters, {found.dtype} on {found.device}"
-        yield "round", f"{found.round}, loss {_loss(found)}"
+        yield "round", f"{_round(found)}, loss {_loss(found)}"
         if found.optimizer_bytes is not None:
-            yield "optimizer", f"{_size(found.optimizer_bytes)} of memory"
+            yield "optimizer", f"{size(found.optimizer_bytes)} of memory"
         yield "peers", f"{found.peers} known, last partner {found.partner or 'none yet'}"
         yield "meetings", f"{found.meetings} done, {found.declined} declined, {found.failed} failed"
-        yield "bytes", f"{_size(found.bytes_sent)} sent, {_size(found.bytes_received)} received"
+        yield "bytes", f"{size(found.bytes_sent)} sent, {size(found.bytes_received)} received"
     if found.skipped:
         counts = sorted(found.skipped.items(), key=lambda item: -item[1])
         yield "why not", ", ".join(f"{reason} {count}" for reason, count in counts)
@@ -77,24 +78,17 @@ def _lines(found: Status) -> Iterator[tuple[str, str]]:
         yield from (("bootstrap", address) for address in found.bootstraps)
 
 
+def _round(found: Status) -> str:
+    if not found.rounds:
+        return str(found.round)
+    landing = found.running and found.round >= found.rounds
+    return f"{found.round} of {found.rounds}" + (", all done and meeting a last few times" if landing else "")
+
+
 def _loss(found: Status) -> str:
     if found.loss is not None:
         return f"{found.loss:.4f}"
     return "unknown until a round is done" if found.lr is None else "not a finite number: training has diverged"
-
-
-def _duration(seconds: float) -> str:
-    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * unit_s:
-            return f"{seconds / unit_s:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _size(size_bytes: float) -> str:
-    for unit_bytes, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size_bytes >= unit_bytes:
-            return f"{size_bytes / unit_bytes:.1f} {unit}"
-    return f"{size_bytes:.0f} bytes"
 
 
 def _moment(stamp: str) -> str:

@@ -96,6 +96,7 @@ def command(
     from peer.swarm import plan, swarm
 
     from .rows import WIDTH, Progress, outcome, summary
+    from .words import counted
 
     run = plan(model, peers, rounds, data, codec, seed, inner)
     errors = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
@@ -103,7 +104,8 @@ def command(
         if home is None:
             home = Path(tempfile.mkdtemp(prefix="peer-swarm-"))
             stack.callback(shutil.rmtree, home, ignore_errors=True)
-        click.echo(f"{peers} peers train {run.model} for {run.rounds} rounds; their homes are in {home}", err=True)
+        who, length = counted(peers, "peer"), counted(run.rounds, "round")
+        click.echo(f"training {run.model} with {who} for {length}; their homes are in {home}", err=True)
         with Progress(errors, run.rounds) as shown:
             report = swarm(run, peers, home.absolute(), shown.show)
         if not report.well:

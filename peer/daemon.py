@@ -297,6 +297,7 @@ class Daemon:
             device=str(trainer.device),
             dtype=str(trainer.dtype).removeprefix("torch."),
             round=trainer.round,
+            rounds=self._run.rounds,
             how=how,
             addresses=self._network.addresses,
             bootstraps=self._network.bootstraps,

@@ -39,6 +39,7 @@ class Start:
     device: what it trains on, as torch calls it
     dtype: what it computes in, as torch calls it
     round: outer steps done
+    rounds: of the whole run
     how: where the State came from: "fresh" (the run's first weights), "resumed" (a checkpoint), "caught-up" (another
         peer), "fresh-alone" (first weights, because no other peer could be found)
     addresses: "host:port" under which others reach this peer, best first
@@ -56,6 +57,7 @@ class Start:
     device: str
     dtype: str
     round: int
+    rounds: int
     how: str
     addresses: tuple[str, ...]
     bootstraps: tuple[str, ...]

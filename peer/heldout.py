@@ -75,6 +75,7 @@ class Survey:
     def __init__(self, model: nn.Module, windows: Sequence[Ints], device: torch.device) -> None:
         self.spread = Spread()
         self._model, self._windows, self._device = model, windows, device
+        self._last: float | None = None
 
     def add(self, weights: Tensors) -> float:
         """Take one more model in; return its loss."""
@@ -87,9 +88,12 @@ class Survey:
 
     @torch.no_grad()
     def _loss(self, weights: Tensors) -> float:
-        for name, parameter in self._model.named_parameters():
-            parameter.copy_(weights[name])
-        return mean_loss(self._model, self._windows, self._device)
+        parameters = dict(self._model.named_parameters())
+        if self._last is None or not all(torch.equal(weights[name], each) for name, each in parameters.items()):
+            for name, parameter in parameters.items():
+                parameter.copy_(weights[name])
+            self._last = mean_loss(self._model, self._windows, self._device)
+        return self._last
 
 
 def assess(

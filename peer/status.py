@@ -36,6 +36,7 @@ class Status:
     """The last life of a home's daemon, from its last `start` on. Counts and bytes are since that start.
 
     running, pid, uptime_s: as the home's lock says; pid and uptime_s are None when it doesn't run.
+    rounds: of the whole run, 0 where an older version has not said.
     loss: mean training loss of the last round (nats a token), None before the first one and when it isn't finite.
     optimizer_bytes: memory of the inner optimizer, None before the first round.
     partner: of the last meeting. skipped: reason → how many meetings were declined or failed for it.
@@ -56,6 +57,7 @@ class Status:
     how: str = ""
     version: str = ""
     round: int = 0
+    rounds: int = 0
     loss: float | None = None
     lr: float | None = None
     optimizer_bytes: int | None = None
@@ -82,7 +84,7 @@ class Status:
 _IDENTITY = ("pid", "run_id", "name", "model", "peer_id", "parameters", "device", "dtype", "how", "version")
 _COUNTS = ("meetings", "declined", "failed", "bytes_sent", "bytes_received")
 _TAKEN = {
-    "start": (*_IDENTITY, "addresses", "bootstraps", "round"),
+    "start": (*_IDENTITY, "addresses", "bootstraps", "round", "rounds"),
     "round": (*_COUNTS, "round", "loss", "lr", "peers", "partner", "optimizer_bytes"),
     "meeting": ("partner",),
     "catch-up": ("round",),

@@ -22,7 +22,9 @@ from peer.events import EVENTS, Event, EventLog, Record, Tail
 from peer.tail import generations
 
 DOCS = Path(__file__).parents[1] / "docs" / "events.md"
-START = events.Start("12D3", "9f3a", "nano", "gpt-nano", 1000, "cpu", "float32", 3, "fresh", ("h:1",), (), 42, "0.1.0")
+START = events.Start(
+    "12D3", "9f3a", "nano", "gpt-nano", 1000, "cpu", "float32", 3, 200, "fresh", ("h:1",), (), 42, "0.1.0"
+)
 SKIP = events.Skip("ab", "failed", "silent", "the partner said nothing for 10 s")
 
 JSON_NAMES: dict[object, str] = {
@@ -82,7 +84,8 @@ def test_an_event_is_one_line_of_json(path: Path) -> None:
     log.close()
     assert path.read_text() == (
         '{"time": "2023-11-14T22:13:20.250Z", "event": "start", "peer_id": "12D3", "run_id": "9f3a", "name": "nano", '
-        '"model": "gpt-nano", "parameters": 1000, "device": "cpu", "dtype": "float32", "round": 3, "how": "fresh", '
+        '"model": "gpt-nano", "parameters": 1000, "device": "cpu", "dtype": "float32", "round": 3, "rounds": 200, '
+        '"how": "fresh", '
         '"addresses": ["h:1"], "bootstraps": [], "pid": 42, "version": "0.1.0"}\n'
     )
 

@@ -32,6 +32,7 @@ START = events.Start(
     "cpu",
     "float32",
     3,
+    200,
     "fresh",
     ("h:1",),
     ("/ip4/1.2.3.4/tcp/1/p2p/Q",),
@@ -216,7 +217,7 @@ def test_the_command_shows_a_running_peer(home: Home) -> None:
     assert lines[1:] == [
         "  run           nano 9f3a",
         "  model         gpt-nano, 1,100,000 parameters, float32 on cpu",
-        "  round         4, loss 2.2500",
+        "  round         4 of 200, loss 2.2500",
         "  optimizer     8.8 MB of memory",
         "  peers         3 known, last partner ab",
         "  meetings      10 done, 7 declined, 3 failed",
@@ -236,7 +237,7 @@ def test_the_command_shows_a_new_peer_without_a_round(home: Home) -> None:
         log.write(START)
         log.close()
         output = run(home).output
-    assert "  round         3, loss unknown until a round is done\n" in output
+    assert "  round         3 of 200, loss unknown until a round is done\n" in output
     assert "last partner none yet" in output
 
 
@@ -266,9 +267,19 @@ def test_the_command_says_when_and_why_a_peer_stopped(home: Home, last: Event, w
     assert "bootstrap" not in result.output
 
 
+def test_the_command_tells_landing_from_training(home: Home) -> None:
+    with home.lock("9f3a", "12D3"):
+        log = EventLog(home.events)
+        for event in (START, replace(ROUND, round=200)):
+            log.write(event)
+        log.close()
+        assert "  round         200 of 200, all done and meeting a last few times, loss 2.25" in run(home).output
+    assert "  round         200 of 200, loss 2.25" in run(home).output
+
+
 def test_the_command_says_that_training_diverged(home: Home) -> None:
     lived(home, START, replace(ROUND, loss=math.nan))
-    assert "  round         4, loss not a finite number: training has diverged\n" in run(home).output
+    assert "  round         4 of 200, loss not a finite number: training has diverged\n" in run(home).output
 
 
 def test_the_command_prints_one_json_object(home: Home) -> None:

@@ -25,13 +25,13 @@ from peer.cli.rows import WIDTH, Progress, outcome, progress, size, summary
 from peer.core.state import Tensors
 from peer.errors import ConfigError
 from peer.events import CatchUp, Event, Meeting, Round, Skip, Start, Stop, record
-from peer.heldout import Assessment, Spread, assess, mean_loss
+from peer.heldout import Assessment, Spread, Survey, assess, mean_loss
 from peer.manifest import Manifest
 from peer.models import causal
 from peer.swarm import plan
 from peer.swarm_report import Report, Row, number_of
 
-START = Start("me", "run", "n", "gpt-nano", 1, "cpu", "float32", 0, "fresh", (), (), 1, "0")
+START = Start("me", "run", "n", "gpt-nano", 1, "cpu", "float32", 0, 200, "fresh", (), (), 1, "0")
 FINISHED = Stop(10, "finished", "at round 10 of 10")
 
 
@@ -217,6 +217,20 @@ def test_the_mean_loss_is_over_all_tokens_also_when_the_last_batch_is_short() ->
     expected = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     found = mean_loss(model, [windows[:4], windows[4:]], torch.device("cpu"))
     assert found == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_models_that_are_the_same_are_judged_once() -> None:
+    run = plan("gpt-nano", 2)
+    window = np.random.default_rng(0).integers(0, 256, (1, 17))
+    model, forwards = causal.build(run.config, 0), []
+    model.register_forward_hook(lambda *_: forwards.append(1))
+    one, other = (
+        {name: each.detach() for name, each in causal.build(run.config, n).named_parameters()} for n in (1, 2)
+    )
+    survey = Survey(model, [window], torch.device("cpu"))
+    losses = [survey.add(weights) for weights in (one, dict(one), other, one)]
+    assert losses[0] == losses[1] == losses[3] != losses[2]
+    assert len(forwards) == 3
 
 
 def test_peers_and_their_average_are_judged_by_the_same_tokens() -> None:

@@ -23,8 +23,9 @@ class Algorithm:
     """One method.
 
     outer: its constants; for NoLoCo γ is its μ. meetings: None where the run's own number counts. inner: the inner
-    optimizer that belongs to it, None: the run's. own_bases: whether an all-reduce method makes low-rank bases of each
-    peer's own drift, in place of the mean of all.
+    optimizer that belongs to it, None: the run's. fixed: whether outer constants that are given are passed over, since
+    there is no outer step. own_bases: whether an all-reduce method makes low-rank bases of each peer's own drift, in
+    place of the mean of all.
     """
 
     mixing: Mixing
@@ -32,8 +33,12 @@ class Algorithm:
     what: str
     meetings: int | None = None
     inner: Literal["lordo"] | None = None
+    fixed: bool = False
     own_bases: bool = False
 
+
+NO_MOMENTUM = Outer(eta=1.0, gamma=0.0)
+"""The weights after a round are those that averaging left."""
 
 ALGORITHMS = {
     "gasloc": Algorithm(Mixing.MEETINGS, Outer(), "GASLoC with own momentum, the daemon's default"),
@@ -47,26 +52,24 @@ ALGORITHMS = {
         Mixing.DRIFTS, Outer(eta=0.7, gamma=0.9), "DiLoCo: all-reduce of drifts, Nesterov momentum, η 0.7, γ 0.9"
     ),
     "ddp": Algorithm(
-        Mixing.GRADIENTS, Outer(eta=1.0, gamma=0.0), "data-parallel training: gradients averaged every step"
+        Mixing.GRADIENTS, NO_MOMENTUM, "data-parallel training: gradients averaged every step", fixed=True
     ),
     "lordo": Algorithm(
         Mixing.DRIFTS,
-        Outer(eta=1.0, gamma=0.0),
+        NO_MOMENTUM,
         "LoRDO: all-reduce of drifts, low-rank inside, bases from their mean",
         inner="lordo",
     ),
     "lordo-local": Algorithm(
         Mixing.DRIFTS,
-        Outer(eta=1.0, gamma=0.0),
+        NO_MOMENTUM,
         "the same with bases from each peer's own drift",
         inner="lordo",
         own_bases=True,
     ),
-    "lordo-ddp": Algorithm(
-        Mixing.GRADIENTS, Outer(eta=1.0, gamma=0.0), "low-rank data-parallel training", inner="lordo"
-    ),
+    "lordo-ddp": Algorithm(Mixing.GRADIENTS, NO_MOMENTUM, "low-rank data-parallel training", inner="lordo", fixed=True),
     "noloco": Algorithm(Mixing.NOLOCO, Outer(eta=0.7, gamma=0.5), "NoLoCo: random pairs, μ 0.5, η 0.7"),
-    "pair-average": Algorithm(Mixing.MEETINGS, Outer(eta=1.0, gamma=0.0), "pair averaging without outer momentum"),
+    "pair-average": Algorithm(Mixing.MEETINGS, NO_MOMENTUM, "pair averaging without outer momentum", fixed=True),
     "alone": Algorithm(Mixing.MEETINGS, Outer(), "no communication: each peer's outer momentum alone", meetings=0),
 }
 """Name → method. Constants are the published ones for DiLoCo and NoLoCo."""

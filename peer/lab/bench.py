@@ -38,6 +38,8 @@ PLAN = "plan.json"
 LOG = "log.txt"
 TOKENS = "tokens"
 RUNS = "runs"
+MOST_DIFFERENCES = 3
+"""Named to the user, where settings are others than before."""
 
 _ROUND = re.compile(rb"^round (\d+) of ", re.MULTILINE)
 _LAST_BYTES = 256
@@ -159,9 +161,14 @@ def kept(cell: Cell, out: Path, recorded: dict[str, Any]) -> Result | None:
     if before != recorded:
         raise ConfigError(
             f"run '{cell.label}', seed {cell.seed}, has results of other settings in '{folder}' "
-            f"({', '.join(_differences(before, recorded))}); give another folder with --out, or delete that one"
+            f"({_some(_differences(before, recorded))}); give another folder with --out, or delete that one"
         )
     return Result(tuple(points), outcome) if outcome.rounds >= cell.experiment.run.rounds else None
+
+
+def _some(differences: Sequence[str]) -> str:
+    more = len(differences) - MOST_DIFFERENCES
+    return "; ".join(differences[:MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[str]:

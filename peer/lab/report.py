@@ -116,9 +116,9 @@ LEGEND = (
     "peers (the mean of them, and the highest of all seeds). Difference: of the average from that of the run's "
     "reference, over the seeds that both have done; the reference is '{reference}', or what is named in brackets. "
     "Disagreement: the root mean square distance of the peers' weights from their mean, over the mean's norm. kB a "
-    "round: sent by one peer; of a model: that as a share of its weights in float32. Simulated s: to the end, and "
-    "until the average's loss was that with which the reference ends. Optimizer kB: what one peer's inner optimizer "
-    "keeps in memory."
+    "round: sent by one peer, meetings after the last round included; of a model: that as a share of its weights in "
+    "float32. Simulated s: to the end, and until the average's loss was that with which the reference ends. Optimizer "
+    "kB: what one peer's inner optimizer keeps in memory."
 )
 
 

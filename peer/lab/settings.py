@@ -63,6 +63,8 @@ def settled(table: Mapping[str, Any], base: Path) -> Settings:
             found[key] = dict(value)
         elif key == "churn":
             found[key] = _churn(value, base)
+        elif key == "seed":
+            raise ConfigError("a seed is of all runs; write seeds = [0, 1, 2] above the first table")
         else:
             found |= tables.typed({key: value}, KINDS)
     for key in ("links", "run"):
@@ -82,19 +84,23 @@ def experiment(label: str, seed: int | None, settings: Settings) -> Experiment:
 
     The model's preset, or the manifest named as `run`, says what they leave out. Its warm-up and decay shrink in
     proportion where `rounds` makes it shorter. Outer constants are the algorithm's own; where these are the
-    daemon's default, the manifest's. Constants that the daemon refuses are kept: see `peer.core.stability`.
+    daemon's default, the manifest's; over both go those of the settings, but for an algorithm without an outer step.
+    Constants that the daemon refuses are kept: see `peer.core.stability`.
     """
     algorithm, peers = settings.get("algorithm", ALGORITHM), settings.get("peers", PEERS)
     if algorithm not in ALGORITHMS:
         near = tables.nearest(algorithm, ALGORITHMS)
         raise ConfigError(f"unknown algorithm '{algorithm}'; did you mean '{near}'? There are {', '.join(ALGORITHMS)}")
-    belonging = ALGORITHMS[algorithm].inner
-    if belonging is not None:
-        settings = over(settings, {"inner": {"optimizer": belonging}})
+    method = ALGORITHMS[algorithm]
+    if method.inner is not None:
+        asked = settings.get("inner", {}).get("optimizer", method.inner)
+        if asked != method.inner:
+            raise ConfigError(f"'{algorithm}' trains by {method.inner}; leave out the inner optimizer {asked}")
+        settings = over(settings, {"inner": {"optimizer": method.inner}})
     run = _run(settings, seed)
-    own = ALGORITHMS[algorithm].outer
-    outer = asdict(run.outer if own == Outer() else own)
-    outer |= tables.typed(settings.get("outer", {}), get_type_hints(Outer), "[outer]")
+    outer = asdict(run.outer if method.outer == Outer() else method.outer)
+    given = tables.typed(settings.get("outer", {}), get_type_hints(Outer), "[outer]")
+    outer |= {} if method.fixed else given
     run = replace(run, outer=Outer(**outer), data=replace(run.data, shards=max(run.data.shards, peers)))
     return Experiment(
         label=label,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,6 +11,7 @@ import torch
 
 from peer.core.schedule import factor
 from peer.data.corpus import Tokens
+from peer.donor import layout
 from peer.lab.churn import Change, Presence
 from peer.lab.experiment import Experiment
 from peer.lab.links import Links
@@ -60,7 +62,8 @@ class World:
             return 0.0
         donor = self.draw.choice(list(donors))
         self.population.copy(donor, newcomer)
-        size = self.model_bytes * (1 + len(self.population.states[donor].outer))
+        shapes = {name: tuple(weight.shape) for name, weight in self.population.states[donor].weights.items()}
+        size = PARAMETER_BYTES * sum(map(math.prod, layout(self.experiment.run, shapes).values()))
         self.sent[donor] += size
         return self.links.transfer_s(donor, newcomer, size)
 

@@ -71,6 +71,12 @@ def test_results_of_a_simulation_that_ended_early_are_not_thrown_away_for_other_
         bench.kept(cell, tmp_path, recorded | {"peers": 9})
 
 
+def test_of_many_settings_that_have_changed_some_are_named(cell: Cell, tmp_path: Path) -> None:
+    recorded = leave(cell, tmp_path, 2)
+    with pytest.raises(ConfigError, match=r"\(peers was 8, is 9; a was null, is 1; b was null, is 1; and 2 more\)"):
+        bench.kept(cell, tmp_path, recorded | {"peers": 9} | dict.fromkeys("abcd", 1))
+
+
 def test_a_folder_of_a_grid_is_one_processs_and_nothing_else_is_in_it(tmp_path: Path) -> None:
     with (
         bench.held(tmp_path / "it"),

@@ -51,6 +51,11 @@ def test_a_comparison_tells_of_failures_goes_on_and_does_nothing_twice(tmp_path:
     assert done.stderr.count("no daemon would take these outer constants") == 1
     before = files(wild)
 
+    done = peer(tmp_path, "compare", "grid.toml", "--out", "it", "--only", "wild")
+    assert done.exit_code == 0
+    assert "1 of the file's 2 simulations are not done; leave out --only and --seed" in done.stderr
+    assert files(wild) == before
+
     (tmp_path / "grid.toml").write_text(GRID.format(meetings=1, length=32))
     done = peer(tmp_path, "compare", "grid.toml", "--out", "it")
     assert done.exit_code == 0

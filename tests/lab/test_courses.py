@@ -227,6 +227,16 @@ def test_a_newcomer_gets_its_donors_bases() -> None:
     assert not torch.equal(*(place.population.states[peer].weights[name] for peer in (0, 1)))
 
 
+def test_a_newcomer_downloads_all_that_its_donor_hands_over() -> None:
+    place = world(lordo("alone"))
+    population = place.population
+    place.welcome(1, [0])
+    kept = [population.optimizers[0].state[weight] for weight in population.states[0].weights.values()]
+    low_rank = sum(each.numel() for memory in kept if "basis" in memory for each in memory.values())
+    assert low_rank > 0
+    assert place.sent[0] == 2 * place.model_bytes + 4 * low_rank
+
+
 # ------------------------------------------------------------------ time
 
 

@@ -69,6 +69,11 @@ def test_outer_constants_that_are_given_go_over_the_algorithms() -> None:
     assert make(outer={"form": "mixed", "alpha": 0.25}).run.outer == Outer(Form.MIXED, alpha=0.25)
 
 
+@pytest.mark.parametrize("name", ["ddp", "lordo-ddp", "pair-average"])
+def test_an_algorithm_without_outer_step_takes_no_constants_of_one(name: str) -> None:
+    assert make(algorithm=name, outer={"eta": 0.7, "gamma": 0.65}).run.outer == Outer(eta=1.0, gamma=0.0)
+
+
 def test_outer_constants_that_no_daemon_takes_are_kept() -> None:
     outer = make(algorithm="gasloc-plain", outer={"alpha": 1.0, "gamma": 0.9}).run.outer
     assert not stability.check(outer)
@@ -144,6 +149,8 @@ def test_measurements_are_ten_or_one_for_each_round() -> None:
         ({"pears": 8}, "unknown key 'pears'; did you mean 'peers'"),
         ({"peers": 0}, "peers is 0; give a number from 1"),
         ({"peers": "8"}, "'peers' is \"8\"; give a whole number"),
+        ({"seed": 1}, r"write seeds = \[0, 1, 2\] above the first table"),
+        ({"algorithm": "lordo", "inner": {"optimizer": "adamw"}}, "'lordo' trains by lordo; leave out .* adamw"),
         ({"graph": "rung"}, 'did you mean "ring"'),
         ({"algorithm": "diloko"}, "unknown algorithm 'diloko'; did you mean 'diloco'"),
         ({"exchange": {"meeting": 4}}, r"unknown key 'meeting' in \[exchange\]; did you mean 'meetings'"),
