@@ -6,11 +6,8 @@ import asyncio
 import os
 import random
 import time
-from collections import OrderedDict
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from peer.account import PASSING, Account
 from peer.boundary import Boundary
@@ -25,47 +22,21 @@ from peer.core.members import Member
 from peer.core.partners import choose
 from peer.core.prior import guesses, next_priors, seed_of, start_priors
 from peer.core.state import State
+from peer.endings import ANSWER_S, DIAL_S, Endings, inquire, told
 from peer.errors import ProtocolError, Unreachable
 from peer.events import Meeting
 from peer.manifest import Manifest
 from peer.net.base import Network, Stream
 from peer.roster import REFRESH_S, Roster
-from peer.wire.peer_pb2 import Answer, Inquiry, Message, Offer, Outcome
+from peer.timetable import Pace, Timetable
+from peer.wire.peer_pb2 import Answer, Inquiry, Message, Offer
 
 PROTOCOL = 3
-DIAL_S = 5.0
-ANSWER_S = 10.0
 SILENCE_S = 15.0
 TICK_S = 0.05
 IDLE_S = 0.25
-REMEMBERED_MEETINGS = 256
-INQUIRIES = 3
 RECORD_AGE_S = 2 * REFRESH_S
 """A record is read and renewed every REFRESH_S; the round in it is at most this old."""
-
-
-class Pace(Protocol):
-    """Where training is; read only."""
-
-    @property
-    def round(self) -> int:
-        """Outer steps done."""
-
-    @property
-    def fraction(self) -> float:
-        """How much of the round is done, from 0 to 1."""
-
-    @property
-    def step_s(self) -> float:
-        """How long an inner step takes."""
-
-    @property
-    def round_s(self) -> float:
-        """How long the last round took, 0 before there was one."""
-
-    @property
-    def sensitivity(self) -> Mapping[str, float]:
-        """Parameter name → how much the loss minds a change in it."""
 
 
 @dataclass
@@ -104,6 +75,7 @@ class Meetings:
         self._peer_id, self._run, self._origin = peer_id, run, origin
         self._network, self._roster, self._boundary = network, roster, boundary
         self._pace, self._account = pace, account
+        self._timetable = Timetable(run.exchange.meetings, pace)
         self._codec = parse(run.exchange.codec)
         self._allocation = Allocation(shapes, self._codec)
         self._weight = pair_weight(run.outer.alpha)
@@ -113,21 +85,20 @@ class Meetings:
         self._free = asyncio.Event()
         self._free.set()
         self._offering_to: str | None = None
-        self._endings: OrderedDict[bytes, bool] = OrderedDict()
+        self._endings = Endings()
         self._stopping = False
-        self._met = (0, 0)  # round, meetings in it
 
     async def run(self) -> None:
         """Ask for meetings for ever, as many a round as the run has it."""
         while True:
-            if not self._due():
+            if self._stopping or self._talk is not None or not self._timetable.due:
                 await asyncio.sleep(TICK_S)
                 continue
             choice = choose(
                 self._roster.members,
                 self._peer_id,
                 self._pace.round,
-                self._run.exchange.max_lag + self._rounds_since_records(),
+                self._run.exchange.max_lag + self._timetable.rounds_in(RECORD_AGE_S),
                 self._account.ledger,
                 time.time(),
                 self._random,
@@ -159,7 +130,7 @@ class Meetings:
             detail=decision.detail,
             peer_id=self._peer_id,
             round=self._pace.round,
-            patience_ms=self._patience_ms(),
+            patience_ms=self._timetable.patience_ms,
         )
         if not decision:
             with suppress(Unreachable):
@@ -193,9 +164,8 @@ class Meetings:
             talk.exchange.lost("lost", "the caller lost the stream")
             known: bool | None = talk.exchange.phase is Phase.APPLIED
         else:
-            known = self._endings.get(inquiry.meeting_id)
-        ending = Outcome.UNKNOWN if known is None else Outcome.APPLIED if known else Outcome.UNTOUCHED
-        await stream.send(Message(outcome=Outcome(ending=ending)), ANSWER_S)
+            known = self._endings.of(inquiry.meeting_id)
+        await stream.send(told(known), ANSWER_S)
 
     # ------------------------------------------------------------------ as caller
 
@@ -214,7 +184,9 @@ class Meetings:
             if await self._accepted(exchange, talk):
                 await self._converse(talk, talk.stream)
                 if exchange.phase is Phase.DOUBTED:
-                    await self._inquire(exchange, partner, talk.meeting_id)
+                    applied = await inquire(self._network, partner.addresses[0], meeting_id)
+                    if applied is not None:
+                        exchange.resolve(applied)
         except Unreachable as error:
             exchange.lost("unreachable", str(error))
         except ProtocolError as error:
@@ -235,7 +207,7 @@ class Meetings:
             meeting_id=meeting_id,
             codec=self._codec.spec,
             weight=self._weight,
-            patience_ms=self._patience_ms(),
+            patience_ms=self._timetable.patience_ms,
             ranks=ranks,
         )
 
@@ -257,23 +229,6 @@ class Meetings:
         self._begin(talk)
         return True
 
-    async def _inquire(self, exchange: Caller, partner: Member, meeting_id: bytes) -> None:
-        """Ask how a meeting ended whose last message was lost; a partner that is gone leaves it in doubt."""
-        for attempt in range(INQUIRIES):
-            try:
-                stream = await self._network.dial(partner.addresses[0], DIAL_S)
-                try:
-                    await stream.send(Message(inquiry=Inquiry(meeting_id=meeting_id)), ANSWER_S)
-                    message = await stream.receive(ANSWER_S)
-                finally:
-                    await stream.close()
-            except Unreachable:
-                await asyncio.sleep(0.2 * 2**attempt)
-                continue
-            if message is not None and message.outcome.ending != Outcome.UNKNOWN:
-                exchange.resolve(message.outcome.ending == Outcome.APPLIED)
-            return
-
     # ------------------------------------------------------------------ both
 
     def _begin(self, talk: _Talk) -> None:
@@ -281,7 +236,7 @@ class Meetings:
         self._free.clear()
 
     async def _converse(self, talk: _Talk, stream: Stream) -> None:
-        slower_s = max(talk.patience_ms, self._patience_ms()) / 1000
+        slower_s = max(talk.patience_ms, self._timetable.patience_ms) / 1000
         silence_s = SILENCE_S + 2 * slower_s
         talk.conversation = Conversation(talk.exchange, stream, self._boundary, self._run.outer, silence_s)
         await talk.conversation.run()
@@ -293,9 +248,7 @@ class Meetings:
             self._talk = None
             self._free.set()
         if talk.role == "callee":
-            self._endings[talk.meeting_id] = exchange.phase is Phase.APPLIED
-            while len(self._endings) > REMEMBERED_MEETINGS:
-                self._endings.popitem(last=False)
+            self._endings.remember(talk.meeting_id, exchange.phase is Phase.APPLIED)
         sent, received = (stream.sent_bytes, stream.received_bytes) if stream else (0, 0)
         if exchange.phase is Phase.APPLIED:
             self._apply(talk, sent, received)
@@ -317,13 +270,12 @@ class Meetings:
 
         self._boundary.post(add)
         self._priors = next_priors(correction, self._priors)
-        round = self._pace.round
-        self._met = (round, self._met[1] + 1 if self._met[0] == round else 1)
+        self._timetable.met()
         self._account.met(
             Meeting(
                 partner=talk.partner,
                 role=talk.role,
-                round=round,
+                round=self._pace.round,
                 partner_round=talk.partner_round,
                 codec=self._codec.spec,
                 weight=self._weight,
@@ -357,18 +309,3 @@ class Meetings:
             except ProtocolError as error:
                 return Decision(False, error.reason, f"{error.detail}; upgrade the caller")
         return decision
-
-    def _due(self) -> bool:
-        if self._stopping or self._talk is not None:
-            return False
-        met = self._met[1] if self._met[0] == self._pace.round else 0
-        wanted = self._run.exchange.meetings
-        return met < wanted and self._pace.fraction >= (met + 0.5) / wanted
-
-    def _rounds_since_records(self) -> int:
-        """How many rounds partners may have done since their records were read; whether they are too far they say."""
-        return int(RECORD_AGE_S / self._pace.round_s) if self._pace.round_s else 0
-
-    def _patience_ms(self) -> int:
-        """How long this peer may be silent while it waits for a step boundary."""
-        return min(600_000, int(2000 * self._pace.step_s) + 1000)

@@ -21,7 +21,7 @@ LAYERS = [
     ["daemon", "swarm_report"],
     ["loading", "lab"],
     ["meetings", "catchup", "trainer", "export", "heldout"],
-    ["account", "conversation", "donor", "roster"],
+    ["account", "conversation", "donor", "endings", "roster", "timetable"],
     ["boundary", "lordo", "manifest", "checkpoint", "net", "status"],
     ["config", "data", "inner", "sensitivity"],
     ["core", "identity", "models"],

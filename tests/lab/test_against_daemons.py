@@ -77,7 +77,7 @@ async def live(daemons: list[Daemon], run: Manifest) -> list[bytes]:
             member = Member(run.run_id, other.name, other.network.addresses, other.trainer.round, 0, 0.0)
             await daemons[caller].meetings.ask(member)
             await other.meetings._free.wait()
-            ids.append(next(reversed(other.meetings._endings)))
+            ids.append(next(reversed(other.meetings._endings._applied)))
         for daemon in daemons:
             daemon.boundary.serve(daemon.trainer.state)
             if daemon.trainer.round_is_over:
