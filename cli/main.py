@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import MutableMapping
 from importlib import import_module
 
 import click
@@ -18,6 +20,10 @@ COMMANDS = ("join", "status", "export", "bootstrap", "swarm", "simulate")
 """Each is a module of this package, with a click command named `command`."""
 
 INTERRUPTED = 130
+
+SPINS = 5000
+"""How often one of torch's threads looks whether the others are done before it sleeps; OpenMP's own number is 60 times
+larger, which is as fast on an idle machine and many times slower where other programs want the same cores."""
 
 
 class Commands(click.Group):
@@ -52,6 +58,7 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `peer` and exit: 0, 1 for an error of ours, 2 for a wrong command line, 130 when interrupted."""
+    spin_briefly(os.environ)
     try:
         sys.exit(group.main(arguments, prog_name="peer", standalone_mode=False))
     except PeerError as error:
@@ -66,6 +73,12 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
+
+
+def spin_briefly(environment: MutableMapping[str, str]) -> None:
+    """Set `SPINS` for OpenMP's threads, before torch is imported, unless the user has said how they are to wait."""
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environment.keys():
+        environment["GOMP_SPINCOUNT"] = str(SPINS)
 
 
 def _fail(sentence: str, status: int) -> None:

@@ -28,6 +28,7 @@ MODEL = "gpt-nano"
         "peer swarm",
         "peer swarm --peers 8 --rounds 20 --codec int4",
         "peer swarm --model gpt-10m --data ~/texts --home swarm --json",
+        "peer swarm --run our-run.toml --rounds 2",
     ),
 )
 @option(
@@ -42,11 +43,17 @@ MODEL = "gpt-nano"
 @option(
     "--model",
     group="What is trained",
-    default=MODEL,
     metavar="NAME|FILE",
-    show_default=True,
     help=f"{', '.join(presets.names())}, or the path of a transformers config.json of a causal language model. Its "
-    "preset says what the other options don't.",
+    f"preset says what the other options don't.  [default: {MODEL}]",
+)
+@option(
+    "--run",
+    "file",
+    group="What is trained",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A run's manifest (TOML) in place of a preset, to try it out before others join.",
 )
 @option("--rounds", group="What is trained", type=int, metavar="T", help="How many rounds.  [default: the preset's]")
 @option(
@@ -62,7 +69,7 @@ MODEL = "gpt-nano"
     help="How differences travel: none, int4, rank4-int4 and the like.  [default: the preset's]",
 )
 @option("--inner", group="What is trained", metavar="adamw|lordo", help=INNER)
-@option("--seed", group="What is trained", type=int, default=0, metavar="S", show_default=True, help="Of the run.")
+@option("--seed", group="What is trained", type=int, metavar="S", help="Of all chance.  [default: the run's]")
 @option(
     "--home",
     group="The swarm",
@@ -76,12 +83,13 @@ MODEL = "gpt-nano"
 )
 def command(
     peers: int,
-    model: str,
+    model: str | None,
+    file: Path | None,
     rounds: int | None,
     data: str | None,
     codec: str | None,
     inner: str | None,
-    seed: int,
+    seed: int | None,
     home: Path | None,
     json: bool,
 ) -> None:
@@ -98,7 +106,8 @@ def command(
     from .rows import WIDTH, Progress, outcome, summary
     from .words import counted
 
-    run = plan(model, peers, rounds, data, codec, seed, inner)
+    named = model or ("" if file else MODEL)
+    run = plan(named, peers, rounds, data, codec, seed, inner, file)
     errors = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
     with ExitStack() as stack:
         if home is None:

@@ -50,16 +50,18 @@ def plan(
     rounds: int | None = None,
     data: str | None = None,
     codec: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     inner: str | None = None,
+    file: Path | None = None,
 ) -> Manifest:
-    """Return a model's preset run with what was given instead, for so many peers; raises `ConfigError`.
+    """Return the run of a manifest's file, or a model's preset, with what was given instead, for so many peers.
 
-    data: a path, made absolute, so that it means the same to every daemon. There are at least as many shards as peers.
+    Raises `ConfigError`. model: may be empty beside a file. data: a path, made absolute, so that it means the same to
+    every daemon. There are at least as many shards as peers.
     """
     if not 1 <= peers <= MOST_PEERS:
         raise ConfigError(f"peers is {peers}; give a number from 1 to {MOST_PEERS}")
-    run = Manifest.choose(None, model, inner)
+    run = Manifest.choose(file, model, inner)
     length = rounds or run.rounds
     share = length / run.rounds  # a shorter run has a shorter warm-up and decay
     timing = {key: share * getattr(run.schedule, key) for key in ("warmup_rounds", "decay_rounds")}
@@ -70,7 +72,7 @@ def plan(
         name=f"swarm-{run.name}"[:64],
         rounds=run.rounds if rounds is None else rounds,
         schedule=replace(run.schedule, **timing),
-        seed=seed,
+        seed=run.seed if seed is None else seed,
         data=replace(run.data, corpus=source, shards=max(run.data.shards, peers)),
         exchange=replace(run.exchange, codec=run.exchange.codec if codec is None else codec),
     ).check()

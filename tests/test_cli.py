@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from peer import __version__, events
-from peer.cli.main import COMMANDS, main
+from peer.cli.main import COMMANDS, main, spin_briefly
 from peer.cli.printer import Printer, line
 from peer.cli.reference import reference
 
@@ -30,6 +30,33 @@ def run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         main(list(arguments))
     return int(caught.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "then"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "5000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
+    ],
+)
+def test_threads_wait_asleep_unless_the_user_says_otherwise(given: dict[str, str], then: dict[str, str]) -> None:
+    environment = dict(given)
+    spin_briefly(environment)
+    assert environment == then
+
+
+def test_the_command_decides_how_threads_wait_before_torch_is_there() -> None:
+    script = (
+        "import os, sys\n"
+        "from peer.cli.main import main\n"
+        "assert 'torch' not in sys.modules\n"
+        "try: main(['--version'])\n"
+        "except SystemExit: print(os.environ['GOMP_SPINCOUNT'])\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("GOMP_", "OMP_"))}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stdout.splitlines()[-1] == "5000"
 
 
 # ------------------------------------------------------------------ help

@@ -273,6 +273,16 @@ def test_a_swarm_can_train_with_another_inner_optimizer() -> None:
     assert plan("gpt-nano", 4, inner="adamw") == plan("gpt-nano", 4)
 
 
+def test_a_manifest_may_be_tried_out_before_others_join(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('model = "gpt-nano"\nname = "ours"\nrounds = 7\nseed = 5\n[exchange]\ncodec = "int4"\n')
+    run = plan("", 2, file=file)
+    assert (run.name, run.rounds, run.seed, run.exchange.codec) == ("swarm-ours", 7, 5, "int4")
+    assert plan("", 2, rounds=2, seed=1, file=file).seed == 1
+    with pytest.raises(ConfigError, match="is for model 'gpt-nano', not 'gpt-10m'"):
+        plan("gpt-10m", 2, file=file)
+
+
 @pytest.mark.parametrize(
     ("wish", "sentence"),
     [

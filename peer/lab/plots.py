@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -36,7 +36,8 @@ _INK, _FAINT, _GRID = "#222222", "#6B6B6B", "#E4E4E4"
 
 _LINE_HEIGHT = 0.048  # of one line of a name, as a share of the axes
 _ENDLESS = 1e100  # from here on a number is as good as infinite, and matplotlib's arithmetic would overflow
-_CEILING = 1.25  # times the first values: above it a diverged series would squeeze the others into a corner
+_FEW = 3  # points; of a series with more, the first need not be seen
+_CEILING = 1.25  # times what the middle series begins with: what is above would squeeze all others into a corner
 
 
 @dataclass(frozen=True)
@@ -204,13 +205,15 @@ def _ys(line: Line2D) -> list[float]:
 
 
 def _limit(axes: Axes, lines: Mapping[str, Line2D]) -> list[str]:
-    """Cut off what is far above where all series began; return sentences that say so."""
-    top = _CEILING * max((_ys(line)[0] for line in lines.values()), default=0.0)
+    """Cut off the fall from chance that all series begin with, and what is far above it; say which come back there."""
+    values = {name: _ys(line) for name, line in lines.items()}
+    later = {name: ys[1:] if len(ys) > _FEW else ys for name, ys in values.items()}
+    top = _CEILING * median([ys[0] for ys in later.values()] or [0.0])
     if axes.get_yscale() == "log" or not 0 < top < axes.get_ylim()[1]:
         return []
-    low = min(min(_ys(line)) for line in lines.values())
+    low = min(map(min, values.values()))
     axes.set_ylim(low - 0.05 * (top - low), top)
-    return [f"{name} goes on above" for name, line in lines.items() if max(_ys(line)) > top]
+    return [f"{name} goes on above" for name, ys in later.items() if max(ys) > top]
 
 
 # ---------------------------------------------------------------- what stands around them

@@ -150,15 +150,22 @@ def test_a_series_that_diverges_does_not_squeeze_the_others() -> None:
     wild = [*run(3), point(3, 1e4), point(4, 1e90)]
     picture = figure(ROUNDS, {"tame": run(), "wild": wild})
     low, high = axes_of(picture).get_ylim()
-    assert 0 < low < 5.5 / 5 < 5.5 < high < 8
+    assert 0 < low < 5.5 / 5 < 5.5 / 2 < high < 5.5
     assert "wild goes on above." in words(picture)
     assert shown(picture)["wild"][-1] == (4.0, 1e90)
 
 
-def test_a_series_that_only_falls_is_shown_whole() -> None:
-    picture = figure(ROUNDS, {"a": run()})
+def test_the_fall_from_chance_does_not_squeeze_what_comes_after_it() -> None:
+    picture = figure(ROUNDS, {"a": run(), "b": run(6)})
     low, high = axes_of(picture).get_ylim()
-    assert low < 5.5 / 5 - 0.25
+    assert low < 5.5 / 6 < 5.5 / 2 < high < 5.5
+    assert not any("above" in text for text in words(picture))
+
+
+def test_a_short_series_that_only_falls_is_shown_whole() -> None:
+    picture = figure(ROUNDS, {"a": run(3)})
+    low, high = axes_of(picture).get_ylim()
+    assert low < 5.5 / 3 - 0.25
     assert high > 5.5 + 0.5
     assert not any("above" in text for text in words(picture))
 
