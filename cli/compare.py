@@ -127,7 +127,8 @@ def command(
     for failure in record["failures"]:
         click.echo(failure, err=True)
     if missing := sum((cell.label, cell.seed) not in results for cell in chosen):
-        click.echo(f"{missing} of {len(chosen)} simulations are not done; the same command goes on", err=True)
+        then = "once what failed is mended, the same command" if record["failures"] else "the same command"
+        click.echo(f"{missing} of {len(chosen)} simulations are not done; {then} goes on", err=True)
     elif missing := len(record["missing"]):
         whole = f"the file's {len(grid.cells)} simulations"
         click.echo(f"{missing} of {whole} are not done; leave out --only and --seed to do the rest", err=True)

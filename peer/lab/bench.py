@@ -155,7 +155,10 @@ def kept(cell: Cell, out: Path, recorded: dict[str, Any]) -> Result | None:
     folder = cell.folder(out)
     if not (folder / FILE).exists() or b"\n" not in (folder / FILE).read_bytes():
         return None  # not begun, or killed while it wrote the first line
-    before, points, outcome = read(folder / FILE)
+    try:
+        before, points, outcome = read(folder / FILE)
+    except ConfigError as error:
+        raise ConfigError(f"run '{cell.label}', seed {cell.seed}: {error}, or delete '{folder}'") from error
     if outcome is None:
         return None
     if before != recorded:
@@ -197,7 +200,9 @@ class Place:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / FILE).unlink(missing_ok=True)
-            text = json.dumps(plan | {"tokens": str(self._out / TOKENS), "settings": self.cell.settings}, indent=2)
+            text = json.dumps(
+                plan | {"tokens": str((self._out / TOKENS).absolute()), "settings": self.cell.settings}, indent=2
+            )
             (folder / PLAN).write_text(text)
         except OSError as error:
             raise ConfigError(f"cannot write in '{folder}': {error.strerror}") from error

@@ -1,13 +1,15 @@
 """GASLoC as the daemon does it: each peer trains at its own pace, meetings go on beside, nobody waits.
 
-What is simplified: an exchange reads the weights of both sides once, when the meeting begins (the daemon reads them at
-the step boundaries at which each leg is due); its correction is added at each side's first step boundary after the time
-that the links take for its bytes. A peer knows at once who is free, so no offer is ever declined.
+What is simplified: an exchange reads the weights of both sides once, when the meeting begins, as each one's last step
+left them (the daemon reads them at the step boundaries at which each leg is due); its correction is added at each
+side's first step boundary after the time that the links take for its bytes. A peer knows at once who is free, so no
+offer is ever declined.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from peer.core.admit import MEETING_ID_BYTES
@@ -49,7 +51,9 @@ class Beside:
         self._step_ends_s = [world.links.peers[peer].step_s for peer in peers]
         self._round_began_s = [0.0 for _ in peers]
         self._busy_until_s = [0.0 for _ in peers]
-        self._met = [0 for _ in peers]
+        # Meetings after the round are due once there was one.
+        self._met_before = 0 if world.experiment.spread else world.experiment.meetings
+        self._met = [self._met_before for _ in peers]
         self._meetings = 0
         self._last_met = [[0 for _ in peers] for _ in peers]
         self._due: list[list[_Due]] = [[] for _ in peers]
@@ -80,6 +84,13 @@ class Beside:
         self._landing, self._met = True, [0 for _ in self._met]
         self._round_began_s = [self._world.now_s for _ in self._round_began_s]
         self.period(number)
+        self._arrive()
+
+    def _arrive(self) -> None:
+        """Wait for the corrections that are on their way, so that no side has one that the other has not."""
+        under_way = [due.at_s for waiting in self._due for due in waiting]
+        self._world.now_s = max([self._world.now_s, *under_way])
+        self._apply(sorted(self._joined))
 
     def _next_s(self) -> float:
         """Return when the next step ends, or somebody comes or goes."""
@@ -98,7 +109,7 @@ class Beside:
             ready_s = world.now_s + world.welcome(peer, stayed)
             self._step_ends_s[peer] = ready_s + world.links.peers[peer].step_s
             self._round_began_s[peer] = self._busy_until_s[peer] = ready_s
-            self._met[peer] = 0
+            self._met[peer] = self._met_before
         self._joined = present
 
     def _progress(self, peer: int) -> float:
@@ -128,27 +139,32 @@ class Beside:
                 self._meet(peer, who)
 
     def _meet_after(self, who: list[int]) -> None:
-        """Hold all of a round's meetings at its end, one matching of those who are there after the other."""
+        """Hold a round's meetings at its end, one matching of those who end it together after the other."""
         for meeting in range(self._world.experiment.meetings):
             for peer in self._world.draw.sample(who, len(who)):
                 if self._met[peer] <= meeting:
-                    self._meet(peer, [other for other in who if self._met[other] <= meeting])
+                    among = [other for other in self._joined if other not in who or self._met[other] <= meeting]
+                    self._meet(peer, who, among)
 
     def _wanted(self, peer: int) -> int:
         """Return how many meetings of this round should have begun by now."""
         fraction = (self._world.now_s - self._round_began_s[peer]) / self._world.round_s
         return int(min(1.0, fraction) * self._world.experiment.meetings + 0.5)
 
-    def _meet(self, caller: int, among: list[int]) -> None:
-        """Begin a meeting with whom chance brings, or several at once if the graph has it."""
+    def _meet(self, caller: int, who: list[int], among: Collection[int] | None = None) -> None:
+        """Begin a meeting, or several at once if the graph has it, with somebody among those that are there.
+
+        who: those that are at a step boundary now. among: None takes all.
+        """
         world, experiment = self._world, self._world.experiment
         if not self._is_free(caller):
             return
+        among = self._joined if among is None else among
         free = {peer for peer in among if self._is_free(peer) and self._within_reach(caller, peer)}
-        self._hold(pairs(experiment.graph, caller, self._last_met[caller], free - {caller}, world.draw), among)
+        self._hold(pairs(experiment.graph, caller, self._last_met[caller], free - {caller}, world.draw), who)
 
-    def _hold(self, meetings: list[tuple[int, int]], among: list[int]) -> None:
-        """Hold meetings at once, each of a caller and a callee; among: who stands at a step boundary now."""
+    def _hold(self, meetings: list[tuple[int, int]], who: list[int]) -> None:
+        """Hold meetings at once, each of a caller and a callee; who: those at a step boundary now."""
         world = self._world
         held = [(pair, self._encounter(*pair)) for pair in meetings]
         together = {peer for pair, _ in held for peer in pair}
@@ -162,7 +178,7 @@ class Beside:
             weight = world.experiment.run.outer.alpha / len(together)
             self._note(one, _Due(world.now_s + took_s, found.correction, -weight, other))
             self._note(other, _Due(world.now_s + took_s, found.correction, weight, one))
-        self._apply([peer for peer in together if peer in among])
+        self._apply([peer for peer in together if peer in who])
 
     def _encounter(self, caller: int, callee: int) -> Encounter:
         population, priors = self._world.population, self._priors[caller]
@@ -183,7 +199,8 @@ class Beside:
         self._priors[peer] = next_priors(due.correction, self._priors[peer])
 
     def _is_free(self, peer: int) -> bool:
-        return peer in self._joined and self._busy_until_s[peer] <= self._world.now_s + EARLY_S
+        done = not self._due[peer] and self._busy_until_s[peer] <= self._world.now_s + EARLY_S
+        return done and peer in self._joined
 
     def _within_reach(self, one: int, other: int) -> bool:
         states = self._world.population.states

@@ -143,6 +143,8 @@ def _varied(table: dict[str, Any], number: int) -> Iterator[tuple[str, dict[str,
         raise ConfigError(f"run '{label}': 'vary' is a table of lists; write vary = {{ \"outer.gamma\" = [0.5, 0.7] }}")
     for path in vary:
         section, dot, _ = path.partition(".")
+        if path == "seed":
+            raise ConfigError(f"run '{label}': seeds are not varied; write seeds = [0, 1, 2] above the first table")
         if section not in KINDS or bool(dot) != (section in DEEP):
             names = [*(key for key in KINDS if key not in DEEP), *(f"{key}." for key in DEEP)]
             near = tables.nearest(path, names)

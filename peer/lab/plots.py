@@ -110,7 +110,7 @@ def figure(chart: Chart, series: Mapping[str, Sequence[Point]]) -> Figure:
     """Return one chart; each series is a line, its name the line's gid, of the points that can be shown.
 
     Not shown are NaN and, on a logarithmic axis, 0; an axis on which all is 0 is linear instead. By bytes, a series
-    that sent none is a level line at its last loss. What is missing is said below the axes.
+    that sent none is a level line at its last loss. Series that are missing, or go on above the axes, are named below.
     """
     from matplotlib.figure import Figure
 
@@ -209,6 +209,8 @@ def _limit(axes: Axes, lines: Mapping[str, Line2D]) -> list[str]:
     values = {name: _ys(line) for name, line in lines.items()}
     later = {name: ys[1:] if len(ys) > _FEW else ys for name, ys in values.items()}
     top = _CEILING * median([ys[0] for ys in later.values()] or [0.0])
+    if 2 * sum(max(ys) > top for ys in later.values()) > len(later):
+        top = _CEILING * median(map(max, later.values()))  # what most of them do is to be seen
     if axes.get_yscale() == "log" or not 0 < top < axes.get_ylim()[1]:
         return []
     low = min(map(min, values.values()))

@@ -63,9 +63,8 @@ def settled(table: Mapping[str, Any], base: Path) -> Settings:
             found[key] = dict(value)
         elif key == "churn":
             found[key] = _churn(value, base)
-        elif key == "seed":
-            raise ConfigError("a seed is of all runs; write seeds = [0, 1, 2] above the first table")
         else:
+            _check_place(key)
             found |= tables.typed({key: value}, KINDS)
     for key in ("links", "run"):
         if key in found:
@@ -142,6 +141,15 @@ def _run(settings: Settings, seed: int | None) -> Manifest:
     known = {key: type(value) for key, value in first.config.items() if type(value) in (int, float, str, bool)}
     config = tables.typed(settings.get("config", {}), known, "config")
     return Manifest.of(whole if seed is None else whole | {"seed": seed}, None, config)
+
+
+def _check_place(key: str) -> None:
+    """Raise `ConfigError` for a key that belongs elsewhere."""
+    if key == "seed":
+        raise ConfigError("a seed is of all runs; write seeds = [0, 1, 2] above the first table")
+    for section, kind in SECTIONS.items():
+        if key not in KINDS and key in get_type_hints(kind):
+            raise ConfigError(f"'{key}' stands in a section; write {section} = {{ {key} = ... }}")
 
 
 def _churn(value: Any, base: Path) -> str:

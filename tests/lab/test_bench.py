@@ -71,6 +71,13 @@ def test_results_of_a_simulation_that_ended_early_are_not_thrown_away_for_other_
         bench.kept(cell, tmp_path, recorded | {"peers": 9})
 
 
+def test_results_that_can_not_be_read_are_refused_with_the_run_they_belong_to(cell: Cell, tmp_path: Path) -> None:
+    leave(cell, tmp_path, 2)
+    (cell.folder(tmp_path) / FILE).write_text("garbage\n")
+    with pytest.raises(ConfigError, match=rf"run '{cell.label}', seed 0: .*line 1.* or delete"):
+        bench.kept(cell, tmp_path, {})
+
+
 def test_of_many_settings_that_have_changed_some_are_named(cell: Cell, tmp_path: Path) -> None:
     recorded = leave(cell, tmp_path, 2)
     with pytest.raises(ConfigError, match=r"\(peers was 8, is 9; a was null, is 1; b was null, is 1; and 2 more\)"):

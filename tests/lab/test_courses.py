@@ -281,7 +281,67 @@ def test_a_correction_arrives_when_the_links_have_carried_it() -> None:
     assert course._is_free(0)
 
 
+def test_peers_of_different_speeds_meet_as_often_as_those_of_one_speed() -> None:
+    bytes_sent = []
+    for steps_s in ((1.0, 1.0, 1.0, 1.0), (1.0, 0.93, 0.71, 1.37)):
+        place = world(experiment("gasloc", meetings=2), Links(tuple(Link(step_s=each) for each in steps_s)))
+        course = Beside(place)
+        for number in range(6):
+            course.period(number)
+        bytes_sent.append(sum(place.sent))
+    assert bytes_sent[1] == pytest.approx(bytes_sent[0], rel=0.25)
+
+
+def test_a_peer_in_the_middle_of_a_step_is_met_and_corrected_when_the_step_is_done() -> None:
+    place = world(experiment("gasloc", peers=2), Links((Link(step_s=1.0), Link(step_s=1.5))))
+    course = Beside(place)
+    place.population.step([0, 1], [1e-2, 1e-2])
+    before = weights(place)
+    place.now_s = 1.0
+    course._meet(0, [0])
+    assert_close(weights(place)[0], mean(before), atol=1e-6)
+    assert_close(weights(place)[1], before[1], atol=0)
+    assert course._is_free(0)
+    assert not course._is_free(1)  # another exchange would read weights that lack this correction
+    place.now_s = 1.5
+    course._apply([1])
+    assert_close(weights(place)[1], mean(before), atol=1e-6)
+    assert course._is_free(1)
+
+
+def test_meetings_after_the_round_wait_for_the_first_one_to_be_over() -> None:
+    place = world(experiment("gasloc", meetings=2, spread=False))
+    course = Beside(place)
+    course.period(0)
+    once = sum(place.sent)
+    course.period(1)
+    assert 0 < once == sum(place.sent) - once
+    assert once == pytest.approx(2 * PEERS * place.model_bytes, rel=0.05)
+
+
+def test_the_last_correction_of_the_landing_arrives_at_both_sides() -> None:
+    slow = Links(tuple(Link(up_mbit=0.2, latency_s=0.01) for _ in range(PEERS)))
+    place = world(experiment("gasloc", meetings=3, codec="rank2-int4"), slow)
+    course = Beside(place)
+    course.period(0)
+    course._arrive()
+    before = weights(place)
+    course.land(1)
+    assert not any(course._due)
+    assert_close(mean(weights(place)), mean(before), atol=1e-6)
+    assert place.now_s >= 2 * STEPS
+
+
 # ------------------------------------------------------------------ churn
+
+
+def test_who_comes_back_in_the_middle_of_the_others_steps_meets_again() -> None:
+    place = world(experiment("gasloc", meetings=2), changes=(Change(2.3, 2, False), Change(2.8, 2, True)))
+    course = Beside(place)
+    for number in range(3):
+        course.period(number)
+    met = [course._last_met[2][other] for other in (0, 1, 3)]
+    assert max(met) > course._meetings / 2
 
 
 def test_who_is_away_does_not_train_and_comes_back_with_a_donors_anchor() -> None:

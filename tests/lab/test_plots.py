@@ -162,6 +162,14 @@ def test_the_fall_from_chance_does_not_squeeze_what_comes_after_it() -> None:
     assert not any("above" in text for text in words(picture))
 
 
+def test_what_most_series_do_is_seen_to_its_height() -> None:
+    rising = [point(0), point(1, 4.0), point(2, 8.0), point(3, 3.0), point(4, 2.0)]
+    for series in ({"a": rising}, {"a": rising, "b": rising, "c": run()}):
+        picture = figure(ROUNDS, series)
+        assert 8.0 < axes_of(picture).get_ylim()[1] < 12.0
+        assert not any("above" in text for text in words(picture))
+
+
 def test_a_short_series_that_only_falls_is_shown_whole() -> None:
     picture = figure(ROUNDS, {"a": run(3)})
     low, high = axes_of(picture).get_ylim()

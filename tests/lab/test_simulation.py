@@ -143,5 +143,5 @@ def test_links_and_churn_are_read_from_files(tmp_path: Path) -> None:
     trace.write_text("2.0 1 leave\n")
     simulation = finished(replace(experiment("gasloc"), links=links, churn=str(trace)))
     point = simulation.point()
-    assert point.seconds == (4 + 1) * 3 * 0.5
+    assert (4 + 1) * 3 * 0.5 <= point.seconds < (4 + 1) * 3 * 0.5 + 0.1  # and until the last correction is there
     assert len(point.heldout_peers) == 3
