@@ -86,13 +86,19 @@ class Sources:
         self._found: dict[tuple[str, str], str] = {}
 
     def recorded(self, experiment: Experiment, device: torch.device) -> dict[str, Any]:
-        """Return all that the result depends on, as a file of results begins; plain values as JSON gives them back."""
+        """Return all that the result depends on, as a file of results begins; plain values as JSON gives them back.
+
+        Files are known by what they say, wherever they lie.
+        """
         contents = {"corpus": self._hash("corpus", experiment.run.data.corpus)}
         if experiment.links is not None:
             contents["links"] = self._hash("file", str(experiment.links))
         if experiment.churn is not None and os.path.exists(experiment.churn):
             contents["churn"] = self._hash("file", experiment.churn)
         values = experiment.settings() | {"device": device.type, "contents": contents}
+        for place, key in ((values, "links"), (values, "churn"), (values["run"]["data"], "corpus")):
+            if key in contents and place[key] != corpus.BUILT_IN:
+                place[key] = Path(place[key]).name
         plain: dict[str, Any] = json.loads(json.dumps(values))
         return plain
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,15 @@ def test_results_of_a_simulation_that_ended_early_are_not_thrown_away_for_other_
     recorded = leave(cell, tmp_path, 1)
     with pytest.raises(ConfigError, match=r"results of other settings .*\(peers was 8, is 9\)"):
         bench.kept(cell, tmp_path, recorded | {"peers": 9})
+
+
+def test_files_that_were_moved_are_the_same(cell: Cell, tmp_path: Path) -> None:
+    before = bench.Sources().recorded(cell.experiment, CPU)
+    (tmp_path / "there").mkdir()
+    links = Path(str(cell.experiment.links)).rename(tmp_path / "there" / "lines.toml")
+    text = Path(cell.experiment.run.data.corpus).rename(tmp_path / "there" / "text.txt")
+    run = replace(cell.experiment.run, data=replace(cell.experiment.run.data, corpus=str(text)))
+    assert bench.Sources().recorded(replace(cell.experiment, links=links, run=run), CPU) == before
 
 
 def test_results_that_can_not_be_read_are_refused_with_the_run_they_belong_to(cell: Cell, tmp_path: Path) -> None:
