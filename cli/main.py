@@ -22,8 +22,8 @@ COMMANDS = ("join", "status", "export", "bootstrap", "swarm", "simulate")
 INTERRUPTED = 130
 
 SPINS = 5000
-"""How often one of torch's threads looks whether the others are done before it sleeps; OpenMP's own number is 60 times
-larger, which is as fast on an idle machine and many times slower where other programs want the same cores."""
+"""How often one of torch's threads looks whether the others are done before it sleeps; with
+OpenMP's own number, 60 times as many, an idle machine is hardly faster, and one whose cores others want far slower."""
 
 
 class Commands(click.Group):

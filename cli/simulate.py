@@ -227,21 +227,17 @@ def _simulate(device: str, out: Path | None, json: bool, **flags: Any) -> None:
         sys.exit(INTERRUPTED)
 
 
-_PLAIN = (
-    *("algorithm", "peers", "graph", "model", "run", "tokenizer"),
-    *("rounds", "local_steps", "links", "churn", "non_iid", "evaluations"),
-)
-
-
 def _table(flags: dict[str, Any]) -> dict[str, Any]:
     """Return the options as the table that a file of experiments would have."""
+    from peer.lab.settings import KINDS
+
     deep = {
         "data": {"corpus": flags["data"]},
         "inner": {"optimizer": flags["inner"]},
         "exchange": {"meetings": flags["meetings"], "codec": flags["codec"]},
     }
     given = {name: {key: value for key, value in keys.items() if value is not None} for name, keys in deep.items()}
-    return {key: flags[key] for key in _PLAIN if flags[key] is not None} | given
+    return {key: flags[key] for key in KINDS if flags.get(key) is not None} | given
 
 
 def _folder(out: Path | None, name: str) -> Path:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from peer.account import PASSING, Account
 from peer.boundary import Boundary
 from peer.conversation import Conversation
-from peer.core.admit import MEETING_ID_BYTES, Standing, admit_correction, admit_offer
+from peer.core.admit import LONGEST_PATIENCE_MS, MEETING_ID_BYTES, Standing, admit_correction, admit_offer
 from peer.core.allocation import Allocation
 from peer.core.codec import parse
 from peer.core.decision import Decision
@@ -217,7 +217,10 @@ class Meetings:
         message = await stream.receive(ANSWER_S) if stream else None
         if message is None or stream is None:
             raise Unreachable("the partner ended the stream before it answered")
-        talk.partner_round, talk.patience_ms = message.answer.round, min(message.answer.patience_ms, 600_000)
+        talk.partner_round, talk.patience_ms = (
+            message.answer.round,
+            min(message.answer.patience_ms, LONGEST_PATIENCE_MS),
+        )
         self._offering_to = None
         if message.HasField("answer") and message.answer.accepted and self._talk is not None:
             # meanwhile we accepted an offer that crossed this one

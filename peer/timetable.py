@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-LONGEST_PATIENCE_MS = 600_000
+from peer.core.admit import LONGEST_PATIENCE_MS
 
 
 class Pace(Protocol):
