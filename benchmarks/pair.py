@@ -22,8 +22,8 @@ SCALE = 0.02
 APART = 0.01
 RANK = 3
 
-_NO_ROOM = 0.25
-_LEFT = {Format.FP32: 1e-3, Format.INT8: 0.04, Format.INT4: 0.4}
+_NO_ROOM = 0.1
+_LEFT = {Format.FP32: 1e-3, Format.INT8: 0.04, Format.INT4: 0.5}
 
 
 def shapes_of(model: str) -> Shapes:
