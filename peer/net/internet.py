@@ -23,6 +23,7 @@ from peer.net.base import Member, Serve, Stream
 from peer.net.dht import Dht
 from peer.net.record import sign
 from peer.net.rpc import Rpc
+from peer.net.throttle import Throttle
 
 LOOPBACK = "127.0.0.1"
 WITHDRAW_TIMEOUT_S = 3.0
@@ -35,7 +36,7 @@ class Internet:
 
     home: folder of the DHT's files. bootstraps: multiaddrs. port: of the gRPC server, the DHT's is the next one; 0
     takes any two free ones. announce: HOST or HOST:PORT to tell others, for a machine behind a router that forwards
-    that port and the next; without a port the same two.
+    that port and the next; without a port the same two. throttle: of the streams, not of the DHT.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Internet:
         announce: str | None = None,
         dht_port: int | None = None,
         nat_port_map: bool = False,
+        throttle: Throttle | None = None,
     ) -> None:
         self._identity = identity
         self._bootstraps = [parse_multiaddr(text) for text in bootstraps]
@@ -54,7 +56,7 @@ class Internet:
         self._announce = parse_announce(announce) if announce else None
         self._host = self._announce[0] if self._announce else LOOPBACK
         outside = (self._announce[0], _next(self._announce[1])) if self._announce else None
-        self._rpc = Rpc()
+        self._rpc = Rpc(throttle=throttle)
         if dht_port is None:
             dht_port = _next(port) or 0
         self._dht = Dht(home, bootstraps, dht_port, outside, nat_port_map)

@@ -14,7 +14,8 @@ import pytest
 
 from peer.errors import ConfigError, ProtocolError, Unreachable
 from peer.net.base import Serve, Stream
-from peer.net.rpc import MAX_MESSAGE_BYTES, METHOD, SERVICE, Rpc
+from peer.net.rpc import Rpc
+from peer.net.streams import MAX_MESSAGE_BYTES, METHOD, SERVICE
 from peer.wire.peer_pb2 import Frame, Inquiry, Message
 
 S = 20.0
