@@ -39,7 +39,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
 ]
 _HOLD_UP = [("grpc.http2.bdp_probe", 0)]
-"""With a limit: one message and 64 KB come in ahead of who reads them, not the megabytes that a fast link would take."""
+"""With a limit: one message and 64 KB come in ahead of who reads them, not the megabytes that fast links would hold."""
 
 
 class Rpc:

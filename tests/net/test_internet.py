@@ -16,6 +16,8 @@ from peer.errors import ConfigError
 from peer.identity import Identity
 from peer.net.base import Stream
 from peer.net.internet import Internet
+from peer.net.throttle import Throttle
+from peer.wire.peer_pb2 import Inquiry, Message
 
 KEY = "12D3KooWFif5sUGT1UfvoSmQbZVf82WbfYunwJkBNGcxBN8AKLde"
 Start = Callable[..., Awaitable[Internet]]
@@ -111,6 +113,15 @@ async def test_a_port_that_is_taken_is_named_and_nothing_is_left_running(tmp_pat
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("", port))
+
+
+async def test_streams_go_through_the_throttle(start: Start) -> None:
+    throttle, hello = Throttle(), Message(inquiry=Inquiry(meeting_id=b"hello"))
+    a = await start("a", throttle=throttle)
+    stream = await a.dial(a.addresses[0], 20.0)
+    await stream.send(hello, 20.0)
+    await stream.close()
+    assert throttle.sent_bytes == hello.ByteSize()
 
 
 def test_the_last_port_has_no_next_one(tmp_path: Path) -> None:
