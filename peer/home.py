@@ -46,6 +46,8 @@ class Home:
         self.manifest = self.path / "run.toml"
         self.cache = self.path / "cache"
         self.lock_file = self.path / "lock"
+        self.traffic = self.path / "traffic.json"
+        self.pause_file = self.path / "paused"
 
     def create(self) -> None:
         """Make the folder, for its owner's eyes only, unless it is there; raises `ConfigError` if it is of no use."""
@@ -103,6 +105,34 @@ class Home:
             return _decode(os.pread(file, 65536, 0), live)
         finally:
             os.close(file)
+
+    @property
+    def paused_s(self) -> float | None:
+        """Since when the peer is to wait, in Unix time; None if it is not, or if nobody can tell."""
+        try:
+            return os.stat(self.pause_file).st_mtime
+        except OSError:
+            return None
+
+    def pause(self) -> bool:
+        """Have the peer wait, now or when it is started; False if it was to wait already. Raises `ConfigError`."""
+        try:
+            os.close(os.open(self.pause_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise self._unusable(error) from error
+        return True
+
+    def resume(self) -> bool:
+        """Have the peer go on; False if it was not to wait. Raises `ConfigError`."""
+        try:
+            os.unlink(self.pause_file)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise self._unusable(error) from error
+        return True
 
     def _seize(self, file: int) -> None:
         deadline = time.monotonic() + PATIENCE_S

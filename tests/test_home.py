@@ -52,7 +52,8 @@ def test_naming_a_home_touches_nothing(home: Home) -> None:
 def test_everything_lies_in_the_home(home: Home) -> None:
     paths = {name: path for name, path in vars(home).items() if name != "path"}
     assert {path.name for path in paths.values()} == {
-        *("identity.key", "dht.key", "checkpoints", "events.jsonl", "config.toml", "run.toml", "cache", "lock")
+        *("identity.key", "dht.key", "checkpoints", "events.jsonl", "config.toml", "run.toml", "cache", "lock"),
+        *("traffic.json", "paused"),
     }
     assert {path.parent for path in paths.values()} == {home.path}
 
@@ -193,3 +194,35 @@ def test_a_lock_that_says_nothing_of_use_is_free(home: Home, content: str) -> No
     assert home.holder() is None
     with home.lock("run", "peer"):
         assert home.holder() is not None
+
+
+def test_a_home_is_paused_until_it_is_resumed_however_often_both_are_asked_for(home: Home) -> None:
+    home.create()
+    assert home.paused_s is None
+    assert not home.resume()
+    before = time.time() - 1.0  # file systems have clocks of their own
+    assert home.pause()
+    since = home.paused_s
+    assert since is not None
+    assert before <= since <= time.time() + 1.0
+    assert not home.pause()
+    assert home.paused_s == since
+    assert home.resume()
+    assert home.paused_s is None
+    assert not home.resume()
+
+
+def test_a_file_that_somebody_put_there_by_hand_pauses_as_well(home: Home) -> None:
+    home.create()
+    home.pause_file.write_text("until the weekend")
+    os.utime(home.pause_file, (5.0, 5.0))
+    assert home.paused_s == 5.0
+    assert not home.pause()
+    assert home.resume()
+
+
+def test_a_home_that_is_not_there_cannot_be_paused(home: Home) -> None:
+    with pytest.raises(ConfigError, match=f"home '{home.path}' cannot be used"):
+        home.pause()
+    assert not home.resume()
+    assert home.paused_s is None
