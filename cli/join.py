@@ -74,6 +74,33 @@ from .printer import Printer
     metavar="HOST[:PORT]",
     help="Where others are to call, if that isn't what this machine sees: a router's outer address, or a name.",
 )
+@option(
+    "--max-upload",
+    group="As a guest",
+    metavar="RATE",
+    help="Send at most this much, in bits a second: 20Mbit, 800kbit.  [default: no limit]",
+)
+@option("--max-download", group="As a guest", metavar="RATE", help="Receive at most this much.  [default: no limit]")
+@option(
+    "--share",
+    group="As a guest",
+    type=float,
+    metavar="PART",
+    help="Meetings may use this part of what the link was measured to carry, above 0 up to 1.  [default: "
+    f"{Config.share}]",
+)
+@option(
+    "--quota",
+    group="As a guest",
+    metavar="SIZE",
+    help="Send and receive at most this much in a calendar month, then wait for the next: 200GB.  [default: no limit]",
+)
+@option(
+    "--hours",
+    group="As a guest",
+    metavar="FROM-TO[,...]",
+    help="Take part at these hours only, by this machine's clock: 22:00-07:00.  [default: always]",
+)
 @option("--device", group="On this machine", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps.  [default: auto]")
 @option(
     "--home",

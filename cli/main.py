@@ -16,7 +16,7 @@ from peer.tables import nearest
 
 from .help import WIDTH
 
-COMMANDS = ("join", "status", "export", "bootstrap", "swarm", "simulate")
+COMMANDS = ("join", "status", "pause", "resume", "export", "bootstrap", "swarm", "simulate")
 """Each is a module of this package, with a click command named `command`."""
 
 INTERRUPTED = 130

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from peer import tables
+from peer import tables, units
+from peer.core.hours import Hours
 from peer.errors import ConfigError
 from peer.net.addresses import MAX_PORT, parse_announce, parse_bootstrap
 
@@ -39,6 +40,10 @@ class Config:
     device: auto, or what torch calls it.
     port: 0 takes a free one.
     announce: HOST or HOST:PORT that others are to call; None: found out.
+    max_upload, max_download: bits a second of all streams together; None: no limit.
+    quota: bytes a month, sent and received together; None: no limit.
+    hours: when the peer may take part, by the local clock; None: always.
+    share: the part of the link's measured bandwidth that meetings may use, above 0 up to 1.
     json: print events as JSON.
     """
 
@@ -52,6 +57,11 @@ class Config:
     device: str = "auto"
     port: int = 0
     announce: str | None = None
+    max_upload: float | None = None
+    max_download: float | None = None
+    quota: int | None = None
+    hours: Hours | None = None
+    share: float = 0.5
     json: bool = False
 
     def __post_init__(self) -> None:
@@ -65,6 +75,8 @@ class Config:
             raise ConfigError(f"port is {self.port}; give 0 (any free one) to {MAX_PORT}")
         if not _DEVICE.fullmatch(self.device):
             raise ConfigError(f"device is '{self.device}'; give auto, cpu, cuda, cuda:0 (or another number) or mps")
+        if not 0.0 < self.share <= 1.0:
+            raise ConfigError(f"share is {self.share:g}; give a part above 0, up to 1 for all of the link")
         if self.announce is not None:
             parse_announce(self.announce)
         # Frozen, but two spellings of one address are one address.
@@ -100,13 +112,34 @@ _FIELDS = {"bootstrap": "bootstraps"}
 
 _FLAGS = {name: flag for flag, name in _FIELDS.items()}
 
-_KEYS = {_FLAGS.get(name, name): kind for name, kind in get_type_hints(Config).items() if name != "home"}
+_TEXTS: dict[str, Callable[[str], Any]] = {
+    "max_upload": units.parse_rate,
+    "max_download": units.parse_rate,
+    "quota": units.parse_size,
+    "hours": Hours.parse,
+}
+"""Flag whose value is written as text → what reads that."""
+
+_KEYS = {
+    _FLAGS.get(name, name): str if name in _TEXTS else kind
+    for name, kind in get_type_hints(Config).items()
+    if name != "home"
+}
 """Flag, and key of config.toml → type. The home says where config.toml is, so it can't stand in it."""
 
 
 def _typed(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by the names of Config's fields."""
-    return {_FIELDS.get(key, key): value for key, value in tables.typed(values, kinds).items()}
+    """Return values by the names of Config's fields, and as its types."""
+    return {_FIELDS.get(key, key): _parsed(key, value) for key, value in tables.typed(values, kinds).items()}
+
+
+def _parsed(key: str, value: Any) -> Any:
+    if key not in _TEXTS:
+        return value
+    try:
+        return _TEXTS[key](value)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

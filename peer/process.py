@@ -21,6 +21,7 @@ from peer.identity import Identity
 from peer.manifest import Manifest
 from peer.models import presets
 from peer.net.internet import Internet
+from peer.net.throttle import Throttle
 from peer.tail import Record
 
 MODEL_FILE = "model.json"
@@ -39,7 +40,8 @@ def main(config: Config, say: Say, echo: Callable[[Record], None]) -> Stop:
     with home.lock(run.run_id, identity.peer_id):
         _settle_in(home, run)
         events = EventLog(home.events, echo)
-        network = Internet(identity, home.path, config.bootstraps, config.port, config.announce)
+        throttle = Throttle(config.max_upload, config.max_download)
+        network = Internet(identity, home.path, config.bootstraps, config.port, config.announce, throttle=throttle)
         daemon = Daemon(config, run, home, identity.peer_id, network, events, say)
         try:
             stop = asyncio.run(_live(daemon, say))

@@ -77,10 +77,11 @@ def test_join_help_has_every_option_in_its_group_and_examples(capsys: pytest.Cap
     assert run("join", "--help") == 0
     text = capsys.readouterr().out
     groups = dict(re.findall(r"^(\w[\w ]*):\n((?:  .*\n|\n)+)", text, re.MULTILINE))
-    options = {heading: re.findall(r"^  (--\w+)", body, re.MULTILINE) for heading, body in groups.items()}
+    options = {heading: re.findall(r"^  (--[\w-]+)", body, re.MULTILINE) for heading, body in groups.items()}
     assert options == {
         "What is trained": ["--model", "--run", "--inner", "--data", "--rounds"],
         "With whom": ["--bootstrap", "--port", "--announce"],
+        "As a guest": ["--max-upload", "--max-download", "--share", "--quota", "--hours"],
         "On this machine": ["--device", "--home", "--json"],
         "Options": ["--help"],
     }
@@ -123,6 +124,14 @@ WRONG: list[tuple[Sequence[str], int, str]] = [
     (["join", "--inner", "lord"], 1, '\'inner\' is "lord"; give "adamw" or "lordo" .did you mean "lordo"'),
     (["swarm", "--inner", "sgd"], 1, '\'optimizer\' in .inner. is "sgd"; give "adamw" or "lordo"'),
     (["join", "--device", "gpu"], 1, "device is 'gpu'; give auto, cpu"),
+    (
+        ["join", "--max-upload", "20"],
+        1,
+        "max_upload: '20' is no rate; write bits a second with their unit, such as 20M",
+    ),
+    (["join", "--quota", "200G"], 1, "quota: '200G' is no size; write bytes with their unit, such as 200GB"),
+    (["join", "--hours", "22-7"], 1, "hours: '22-7' is not hours of the day; write them such as 22:00-07:00"),
+    (["join", "--share", "0"], 1, "share is 0; give a part above 0, up to 1"),
     (["join", "--bootstrap", "1.2.3.4:7700"], 1, "'1.2.3.4:7700' is malformed: it should look like /ip4/"),
     (["bootstrap", "--announce", "0.0.0.0"], 1, "'0.0.0.0'"),
     (["bootstrap", "--bootstrap", f"/ip4/1.2.3/tcp/7700/p2p/{KEY}"], 1, "'/ip4/1.2.3/.*' is malformed"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from peer.config import Config
+from peer.core.hours import Hours
 from peer.errors import ConfigError
 
 KEY = "12D3KooWP9TBWwJ4zU7iGMT7ZwaFK8MoTgYqcCLtKdFumW6AfJ2Z"
@@ -33,6 +34,11 @@ def test_without_flags_and_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatc
         device="auto",
         port=0,
         announce=None,
+        max_upload=None,
+        max_download=None,
+        quota=None,
+        hours=None,
+        share=0.5,
         json=False,
     )
 
@@ -46,6 +52,11 @@ rounds = 7
 device = "cuda:1"
 port = 7702
 announce = "peer.example.org"
+max_upload = "20Mbit"
+max_download = "800 kbit/s"
+quota = "200GB"
+hours = "22:00-07:00,12:00-13:00"
+share = 0.25
 json = true
 """
 
@@ -61,6 +72,11 @@ def test_every_flag_but_home_can_stand_in_the_file(tmp_path: Path) -> None:
         device="cuda:1",
         port=7702,
         announce="peer.example.org",
+        max_upload=20e6,
+        max_download=800e3,
+        quota=200 * 10**9,
+        hours=Hours(((1320, 420), (720, 780))),
+        share=0.25,
         json=True,
     )
 
@@ -76,6 +92,11 @@ def test_every_flag_but_home_can_stand_in_the_file(tmp_path: Path) -> None:
         ("device", "cpu", "device", "cpu"),
         ("port", 0, "port", 0),
         ("announce", "192.0.2.7:70", "announce", "192.0.2.7:70"),
+        ("max_upload", "1Gbit", "max_upload", 1e9),
+        ("max_download", "64 kbit", "max_download", 64e3),
+        ("quota", "1.5TB", "quota", 1_500 * 10**9),
+        ("hours", "0:00-6:00", "hours", Hours(((0, 360),))),
+        ("share", 1, "share", 1.0),
         ("json", False, "json", False),
     ],
 )
@@ -85,6 +106,7 @@ def test_a_flag_wins_over_the_file(flag: str, value: Any, field: str, found: Any
 
 def test_flags_that_were_not_given_leave_the_file_alone(tmp_path: Path) -> None:
     nothing = dict.fromkeys(["run", "model", "inner", "data", "rounds", "device", "port", "announce", "json"])
+    nothing |= dict.fromkeys(["max_upload", "max_download", "quota", "hours", "share"])
     assert load(tmp_path, WRITTEN, bootstrap=(), **nothing) == load(tmp_path, WRITTEN)
 
 
@@ -140,6 +162,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("", {"port": -1}, "^port is -1; give 0 .any free one. to 65535"),
     ("", {"rounds": 0}, "^rounds is 0; give 1 or more"),
     ("", {"inner": "lord"}, '\'inner\' is "lord"; give "adamw" or "lordo" .did you mean "lordo"'),
+    ('max_upload = "20"', {}, "config.toml': max_upload: '20' is no rate; write bits a second with their unit"),
+    ("max_upload = 20", {}, "config.toml': 'max_upload' is 20; give text in quotes"),
+    ('max_upload = "0Mbit"', {}, "max_upload: '0Mbit' lets next to nothing through; give 1kbit or more"),
+    ('max-upload = "20Mbit"', {}, r"unknown key 'max-upload'; did you mean 'max_upload'\?"),
+    ("", {"max_download": "2.5 MB/s"}, "^max_download: '2.5 MB/s' is no rate"),
+    ("", {"quota": "200"}, "^quota: '200' is no size; write bytes with their unit, such as 200GB"),
+    ("", {"hours": "7:00-7:00"}, "^hours: '7:00-7:00' ends where it begins; leave hours out for the whole day"),
+    ("share = 0.0", {}, "config.toml': share is 0; give a part above 0, up to 1"),
+    ("", {"share": 1.01}, "^share is 1.01; give a part above 0, up to 1"),
+    ("", {"share": float("nan")}, "'share' is NaN; give a number"),
     ("", {"device": "gpu"}, "^device is 'gpu'; give auto, cpu, cuda, cuda:0"),
     ("", {"model": ""}, "^model is empty; give a preset such as gpt-125m"),
     ("", {"announce": "0.0.0.0"}, "'0.0.0.0'"),

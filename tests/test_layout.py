@@ -21,11 +21,11 @@ LAYERS = [
     ["daemon", "swarm_report"],
     ["loading", "lab"],
     ["meetings", "catchup", "trainer", "export", "heldout"],
-    ["account", "conversation", "donor", "endings", "roster", "timetable"],
+    ["account", "conversation", "donor", "endings", "guest", "roster", "timetable"],
     ["boundary", "lordo", "manifest", "checkpoint", "net", "status"],
     ["config", "data", "inner", "sensitivity"],
     ["core", "identity", "models"],
-    ["events", "home", "tables", "units", "net.addresses", "crew"],
+    ["events", "home", "tables", "units", "quota", "gpu", "net.addresses", "crew"],
     ["tail", "errors", "wire", "leash"],
 ]
 """Top to bottom. A unit may import what stands on lines below its own, and itself. net.addresses is pure text."""
