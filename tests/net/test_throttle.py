@@ -12,15 +12,16 @@ from peer.errors import Unreachable
 from peer.net.base import Serve, Stream
 from peer.net.rpc import Rpc
 from peer.net.throttle import BURST_BYTES, Throttle
-from peer.wire.peer_pb2 import Frame, Message
+from peer.wire.peer_pb2 import Inquiry, Message
 
 S = 20.0
 RATE = 8e6
 BYTES_PER_S = RATE / 8
-FRAME = Message(frame=Frame(payload=bytes(40_000)))
-FRAME_BYTES = FRAME.ByteSize()
-FRAMES = 10
-LARGE = Message(frame=Frame(payload=bytes(BURST_BYTES)))
+CARGO = Message(inquiry=Inquiry(meeting_id=bytes(40_000)))
+CARGO_BYTES = CARGO.ByteSize()
+TIMES = 10
+LARGE = Message(inquiry=Inquiry(meeting_id=bytes(BURST_BYTES)))
+HUGE = Message(inquiry=Inquiry(meeting_id=bytes(4_000_000)))
 
 
 @asynccontextmanager
@@ -44,19 +45,20 @@ class Arrivals:
 
     async def listen(self, stream: Stream) -> None:
         while (message := await stream.receive(S)) is not None:
-            self.size_bytes += message.ByteSize()
+            assert message == CARGO
+            self.size_bytes += CARGO_BYTES
             self.noted.append((self.clock() - self.start_s, self.size_bytes))
 
-    def check(self, frames: int) -> None:
+    def check(self, times: int) -> None:
         """All came, and never more than the rate allows."""
-        assert self.size_bytes == frames * FRAME_BYTES
+        assert self.size_bytes == times * CARGO_BYTES
         for after_s, size_bytes in self.noted:
             assert size_bytes <= BYTES_PER_S * after_s + BURST_BYTES
 
 
 async def pour(stream: Stream) -> None:
-    for _ in range(FRAMES):
-        await stream.send(FRAME, S)
+    for _ in range(TIMES):
+        await stream.send(CARGO, S)
 
 
 async def nothing(stream: Stream) -> None:
@@ -72,8 +74,8 @@ async def test_what_a_peer_sends_keeps_its_limit_on_streams_of_both_kinds_togeth
         await asyncio.gather(pour(ours), arrivals.listen(theirs))
         await ours.close()
         await theirs.close()
-    arrivals.check(2 * FRAMES)
-    assert throttle.sent_bytes == 2 * FRAMES * FRAME_BYTES
+    arrivals.check(2 * TIMES)
+    assert throttle.sent_bytes == 2 * TIMES * CARGO_BYTES
 
 
 async def test_what_a_peer_receives_keeps_its_limit_on_streams_of_both_kinds_together() -> None:
@@ -83,22 +85,22 @@ async def test_what_a_peer_receives_keeps_its_limit_on_streams_of_both_kinds_tog
         await ours.send(Message(), S)
         theirs = await free.dial(f"127.0.0.1:{limited.port}", S)
         await asyncio.gather(pour(theirs), arrivals.listen(ours))
-        while arrivals.size_bytes < 2 * FRAMES * FRAME_BYTES:
+        while arrivals.size_bytes < 2 * TIMES * CARGO_BYTES:
             await asyncio.sleep(0.01)
         await ours.close()
         await theirs.close()
-    arrivals.check(2 * FRAMES)
-    assert throttle.received_bytes == 2 * FRAMES * FRAME_BYTES
+    arrivals.check(2 * TIMES)
+    assert throttle.received_bytes == 2 * TIMES * CARGO_BYTES
 
 
 async def test_a_sender_is_held_up_by_who_receives_slowly() -> None:
     arrivals = Arrivals()
     async with up(arrivals.listen, Throttle(max_download=RATE)) as limited, up(nothing) as free:
         stream = await free.dial(f"127.0.0.1:{limited.port}", S)
-        for _ in range(FRAMES):
-            await stream.send(FRAME, S)
+        for _ in range(TIMES):
+            await stream.send(CARGO, S)
             ahead = stream.sent_bytes - arrivals.size_bytes
-            assert ahead <= BURST_BYTES + 4 * FRAME_BYTES
+            assert ahead <= BURST_BYTES + 4 * CARGO_BYTES
         await stream.close()
 
 
@@ -140,14 +142,14 @@ async def test_a_sender_that_is_cancelled_takes_nothing_from_the_others() -> Non
     arrivals, throttle = Arrivals(), Throttle(max_upload=8e3)
     async with up(arrivals.listen) as free, up(nothing, throttle) as limited:
         first, second = [await limited.dial(f"127.0.0.1:{free.port}", S) for _ in range(2)]
-        waiting = asyncio.create_task(first.send(Message(frame=Frame(payload=bytes(4_000_000))), S))
+        waiting = asyncio.create_task(first.send(HUGE, S))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait({waiting})
         assert waiting.cancelled()
         async with asyncio.timeout(S):  # 500 s behind the one that was cancelled
-            await second.send(FRAME, S)
-        assert throttle.sent_bytes == FRAME_BYTES
+            await second.send(CARGO, S)
+        assert throttle.sent_bytes == CARGO_BYTES
         await first.close()
         await second.close()
 
@@ -183,7 +185,7 @@ async def test_closing_ends_the_waiting_for_the_limit() -> None:
     async with up(nothing) as free:
         rpc = Rpc(throttle=throttle)
         stream = await rpc.dial(f"127.0.0.1:{free.port}", S)
-        waiting = asyncio.create_task(stream.send(Message(frame=Frame(payload=bytes(4_000_000))), S))
+        waiting = asyncio.create_task(stream.send(HUGE, S))
         await asyncio.sleep(0)
         async with asyncio.timeout(S):
             await rpc.close()
