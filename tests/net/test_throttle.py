@@ -167,7 +167,9 @@ async def test_a_message_is_not_lost_when_its_receiver_gives_up_waiting_for_the_
         await stream.send(Message(), S)
         assert await stream.receive(S) == LARGE  # all of the burst, so the next one has a second to wait
         given_up = 0
+        give_up_s = asyncio.get_running_loop().time() + S
         while throttle.received_bytes == LARGE.ByteSize():
+            assert asyncio.get_running_loop().time() < give_up_s
             try:
                 async with asyncio.timeout(0.1):
                     assert await stream.receive(S) == LARGE
