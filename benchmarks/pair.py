@@ -57,6 +57,6 @@ def promise(codec: Codec) -> float:
     That is the rounding of the codec, and under a low-rank one a share of what such a meeting has no room for: some
     vectors, and a direction that is not known yet.
     """
-    if codec.rank is None:
+    if not codec.low:
         return _LEFT[codec.form]
-    return 1.0 if codec.rank < RANK else math.hypot(_LEFT[codec.form], _NO_ROOM)
+    return 1.0 if (codec.rank or 1) < RANK else math.hypot(_LEFT[codec.form], _NO_ROOM)

@@ -27,19 +27,24 @@ from peer.conversation import Conversation
 from peer.core.admit import admit_correction
 from peer.core.allocation import Allocation
 from peer.core.codec import parse
+from peer.core.decision import Decision
 from peer.core.exchange import Callee, Caller, Phase
 from peer.core.gossip import Outer, pair_weight
 from peer.core.prior import Priors, guesses, next_priors, start_priors
 from peer.core.state import State
 from peer.errors import PeerError, Unreachable
+from peer.meetings import PROTOCOL
 from peer.net.base import Stream
 from peer.net.rpc import Rpc
+from peer.still import Still
+from peer.view import View
 from peer.wire.peer_pb2 import Answer, Message, Offer
 
 STEP_S = 0.001
 """How often the stand-in for training reaches a step boundary."""
 
 SILENCE_S = 60.0
+LOOPBACK_BITS_PER_S = 1e10
 OUTER = Outer()
 T = TypeVar("T")
 
@@ -78,7 +83,8 @@ class Side:
         )
         self._spec = ""
         self._priors: Priors = {}
-        self._boundary = Boundary()
+        self._boundary, self._still = Boundary(), Still()
+        self._view = View(OUTER, self._state, self._still)
         self._stopping = False
         self._met: asyncio.Future[Met]
         self._meter: Meter
@@ -117,6 +123,7 @@ class Side:
             ours = draw(shape, index)[0 if self._calls else 1]
             self._state.weights[name].copy_(ours)
             self._state.anchor[name].copy_(ours)
+        self._norm = self._view.norm()  # which a daemon knows from the round's first meeting
 
     def expect(self) -> None:
         """Callee: be ready for one exchange, of which `met` tells."""
@@ -169,14 +176,13 @@ class Side:
         began_s = time.monotonic()
         ranks = self._allocation.ranks(self._priors, {})
         parts = self._allocation.parts(ranks)
-        exchange = Caller(parts, self._allocation.codec, guesses(parts, self._priors, 0), admit_correction)
+        found = guesses(parts, self._priors, 0)
+        exchange = Caller(self._allocation.codec, ranks, parts, found, self._admit)
         stream = await self._rpc.dial(address, DEADLINE_S)
         try:
-            await stream.send(Message(offer=self._offer(ranks)), DEADLINE_S)
-            answer = await stream.receive(DEADLINE_S)
-            if answer is None:
+            await stream.send(Message(offer=self._offer()), DEADLINE_S)
+            if await stream.receive(DEADLINE_S) is None:
                 raise Unreachable("the callee ended the stream before it answered")
-            exchange.receive(answer)
             return await self._converse(exchange, stream, -pair_weight(OUTER.alpha), began_s)
         finally:
             await stream.close()
@@ -184,37 +190,40 @@ class Side:
     async def _serve(self, stream: Stream) -> None:
         try:
             message = await stream.receive(DEADLINE_S)
-            if message is None or not message.HasField("offer"):
+            if not isinstance(message, Message) or not message.HasField("offer"):
                 raise Unreachable("the caller made no offer")
-            exchange = Callee(self._allocation.parts(message.offer.ranks), self._allocation.codec, admit_correction)
+            exchange = Callee(self._allocation.codec, self._allocation.parts, self._admit)
             await stream.send(Message(answer=Answer(accepted=True, peer_id="callee")), DEADLINE_S)
             self._met.set_result(await self._converse(exchange, stream, message.offer.weight, time.monotonic()))
         except PeerError as error:
             self._met.set_exception(error)
 
     async def _converse(self, exchange: Caller | Callee, stream: Stream, weight: float, began_s: float) -> Met:
-        await Conversation(exchange, stream, self._boundary, OUTER, SILENCE_S).run()
+        await Conversation(exchange, stream, self._view, SILENCE_S, LOOPBACK_BITS_PER_S).run()
         if exchange.phase is not Phase.APPLIED:
             raise Unreachable(f"the exchange ended {exchange.phase.value}: {exchange.reason} {exchange.detail}")
         correction = exchange.correction
 
         def add(state: State) -> None:
-            correction.add_(state.weights, weight)
-            correction.add_(state.anchor, weight)
+            correction.add_(weight, state.weights, state.anchor)
 
         await self._boundary.visit(add, DEADLINE_S)
         cost = self._meter.stop(began_s)
         self._priors = next_priors(correction, self._priors)
         return Met(cost, stream.sent_bytes, stream.received_bytes)
 
-    def _offer(self, ranks: list[int]) -> Offer:
+    def _offer(self) -> Offer:
         weight = pair_weight(OUTER.alpha)
         meeting_id = os.urandom(16)
-        return Offer(protocol=3, peer_id="caller", meeting_id=meeting_id, codec=self._spec, weight=weight, ranks=ranks)
+        return Offer(protocol=PROTOCOL, peer_id="caller", meeting_id=meeting_id, codec=self._spec, weight=weight)
+
+    def _admit(self, norm: float) -> Decision:
+        return admit_correction(norm, self._norm)
 
     def _train(self) -> None:
         while not self._stopping:
-            self._boundary.serve(self._state)
+            with self._still.changing():
+                self._boundary.serve(self._state)
             time.sleep(STEP_S)
 
     def _anchored(self) -> bool:

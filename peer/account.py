@@ -6,11 +6,17 @@ import time
 from dataclasses import dataclass
 
 from peer.core.decision import Decision
+from peer.core.gauge import Line
 from peer.core.partners import Ledger
-from peer.events import EventLog, Meeting, Skip
+from peer.core.plan import Plan
+from peer.events import Choice, EventLog, Meeting, Skip
 
-PASSING = ("busy", "crossing", "starting", "stopping")
+PASSING = ("busy", "crossing", "starting", "stopping", "spent")
 """Reasons that say nothing against a partner and will soon be over."""
+
+
+NOTICEABLE = 1.25
+"""A plan that is so many times larger or smaller than the last one told is told."""
 
 
 @dataclass
@@ -33,6 +39,8 @@ class Account:
         self.ledger = Ledger()
         self._events = events
         self._idle = ""
+        self._plan: Plan | None = None
+        self._held = 0
 
     def met(self, meeting: Meeting) -> None:
         """Note a meeting that took place."""
@@ -44,10 +52,15 @@ class Account:
         self._idle = ""
         self._events.write(meeting)
 
-    def declined(self, partner: str, decision: Decision) -> None:
-        """Note an offer that was declined, by either side."""
+    def take_held(self) -> int:
+        """Return how many meetings took place since this was last asked."""
+        held, self._held = self.counts.meetings - self._held, self.counts.meetings
+        return held
+
+    def declined(self, partner: str, decision: Decision, rest_s: float = 0.0) -> None:
+        """Note an offer that was declined, by either side; rest_s: for how long it shall not be made again."""
         self.counts.declined += 1
-        self._rest(partner, decision)
+        self._rest(partner, decision, rest_s)
         self._events.write(Skip(partner, "declined", decision.reason, decision.detail))
 
     def failed(self, partner: str, decision: Decision, bytes_sent: int, bytes_received: int) -> None:
@@ -64,8 +77,23 @@ class Account:
             self._events.write(Skip(None, "declined", decision.reason, decision.detail))
             self._idle = decision.reason
 
-    def _rest(self, partner: str, decision: Decision) -> None:
+    def planned(self, plan: Plan, line: Line, round: int) -> None:
+        """Note what this peer means to do, where that has changed noticeably."""
+        if self._plan is not None and not _differs(plan, self._plan):
+            return
+        self._plan = plan
+        rates = {"up_bits_per_s": line.bits_per_s, "rtt_s": line.rtt_s}
+        self._events.write(Choice(round, plan.meetings, plan.codec, plan.budget_bytes, **rates, why=plan.why))
+
+    def _rest(self, partner: str, decision: Decision, rest_s: float = 0.0) -> None:
         if decision.reason in PASSING:
-            self.ledger.busy(partner, time.time())
+            self.ledger.busy(partner, time.time(), rest_s)
         else:
             self.ledger.failed(partner, time.time())
+
+
+def _differs(new: Plan, old: Plan) -> bool:
+    if new.codec != old.codec:
+        return True
+    ratios = (new.meetings / old.meetings, new.budget_bytes / old.budget_bytes)
+    return any(not 1 / NOTICEABLE < ratio < NOTICEABLE for ratio in ratios)

@@ -132,6 +132,8 @@ class Download:
         message = await stream.receive(timeout_s)
         if message is None:
             raise Unreachable("the donor ended the stream early")
+        if not isinstance(message, Message):
+            raise ProtocolError("malformed", "the donor sent a frame, which belongs to meetings")
         if message.HasField("abort"):
             raise ProtocolError(message.abort.reason[:64], message.abort.detail[:256])
         return message

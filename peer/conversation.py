@@ -1,124 +1,188 @@
-"""Drive one exchange over one stream until it ends: the only place where sockets, training and the table meet."""
+"""One exchange, spoken over a stream: the thread of the meeting, while training goes on.
+
+Three things happen at the same time: what the partner says is taken in, what is due is computed in a thread beside
+training, and what came of it is sent. No more than about a second's worth of the link is ever on its way, so that
+whatever else uses the link gets through; and the partner says several times a second how much has arrived, so a slow
+transfer that moves is never taken for a dead one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from contextlib import suppress
 
-from peer.boundary import Boundary
 from peer.core.exchange import Callee, Caller, Phase
-from peer.core.gossip import Outer, exchanged
-from peer.core.state import State
+from peer.core.frame import Said
+from peer.core.gauge import START_BITS_PER_S, Gauge
+from peer.core.legs import FRAME_BYTES
 from peer.errors import ProtocolError, Unreachable
 from peer.net.base import Stream
+from peer.view import View
 from peer.wire.peer_pb2 import Message
 
 FAREWELL_S = 0.5
 LONGEST_S = 3600.0
 """No exchange takes longer; what ends one earlier is silence."""
 
+TELL_S = 0.05
+"""How often the partner is told what has arrived."""
+
+FRAME_S = 0.25
+"""How long a frame may take on its way."""
+
+SMALLEST_FRAME_BYTES = 16 * 1024
+ON_THE_WAY_S = 1.0
+LEAST_ON_THE_WAY_BYTES = 2**20
+
 
 class Conversation:
-    """One exchange, spoken: listens, speaks, and lets training do the products that are due.
+    """One exchange with one partner.
 
-    silence_s: how long nothing may move in either direction before the partner counts as lost.
+    silence_s: how long the partner may owe something, and nothing comes, before it counts as lost. bits_per_s: what the
+    link is thought to take.
     """
 
     def __init__(
-        self, exchange: Caller | Callee, stream: Stream, boundary: Boundary, outer: Outer, silence_s: float
+        self,
+        exchange: Caller | Callee,
+        stream: Stream,
+        view: View,
+        silence_s: float,
+        bits_per_s: float = START_BITS_PER_S,
     ) -> None:
+        self.gauge = Gauge()
         self._exchange = exchange
         self._stream = stream
-        self._boundary = boundary
-        self._outer = outer
+        self._view = view
         self._silence_s = silence_s
-        self._outgoing: deque[Message] = deque()
+        self._bits_per_s = bits_per_s
+        self._farewell: Message | None = None
         self._wake = asyncio.Event()
-        self._moved = time.monotonic()
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._moved_s = self._told_s = time.monotonic()
+        self._computing = False
 
     async def run(self) -> None:
         """Return when the exchange has ended; a lost or silent partner is an ending like any other."""
-        listening = asyncio.create_task(self._listen())
+        listening, computing = asyncio.create_task(self._listen()), asyncio.create_task(self._compute())
         speaking = asyncio.create_task(self._speak())
+        tasks = (listening, computing, speaking)
         try:
             while not speaking.done():
-                left_s = self._moved + self._silence_s - time.monotonic()
+                if self._computing or self._exchange.full:  # it is for us to go on
+                    self._moved_s = time.monotonic()
+                left_s = self._moved_s + self._silence_s - time.monotonic()
                 if left_s <= 0:
-                    self._exchange.lost("silent", f"nothing moved for {self._silence_s:.0f} s")
+                    self._exchange.lost("silent", f"nothing came for {self._silence_s:.0f} s")
                     break
                 if self._exchange.ended and self._exchange.phase is not Phase.APPLIED:
-                    # a word of farewell, if it can be said at once; training may be far from a step boundary
+                    # a word of farewell, if it can be said at once
                     await asyncio.wait({speaking}, timeout=FAREWELL_S)
                     break
-                await asyncio.wait({speaking, listening}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                if listening.done():
-                    listening.result()
-                    await asyncio.wait({speaking}, timeout=FAREWELL_S)
+                await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in (listening, computing):
+                    if task.done():
+                        task.result()
+                        await asyncio.wait({speaking}, timeout=FAREWELL_S)
         except asyncio.CancelledError:
             with suppress(Unreachable):
                 await self._stream.send(self._exchange.abort("stopping", "this peer is stopping"), FAREWELL_S)
             raise
         finally:
-            for task in (listening, speaking):
+            for task in tasks:
                 task.cancel()
-            results = await asyncio.gather(listening, speaking, return_exceptions=True)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             if isinstance(result, Exception):
                 raise result
 
     def abandon(self) -> None:
         """End it now, and tell the partner."""
-        self._outgoing.append(self._exchange.abort("stopping", "this peer is leaving the swarm"))
-        self._move()
+        self._give_up("stopping", "this peer is leaving the swarm")
 
     async def _listen(self) -> None:
-        while not self._exchange.ended:
+        exchange = self._exchange
+        while not exchange.ended:
             try:
-                message = await self._stream.receive(LONGEST_S)
-                if message is None:
-                    self._exchange.lost("lost", "the partner ended the stream")
+                said = await self._stream.receive(LONGEST_S)
+                if said is None:
+                    exchange.lost("lost", "the partner ended the stream")
                 else:
-                    self._outgoing.extend(self._exchange.receive(message))
+                    exchange.receive(said)
             except ProtocolError as error:
-                self._outgoing.append(self._exchange.abort(error.reason, error.detail))
+                self._give_up(error.reason, error.detail)
             except Unreachable as error:
-                self._exchange.lost("lost", str(error))
-            self._move()
+                exchange.lost("lost", str(error))
+            now_s = self._moved_s = time.monotonic()
+            self.gauge.arrived(now_s, exchange.arrived_bytes, exchange.said_bytes)
+            self._wake.set()
+            self._work.set()
+            while exchange.full and not exchange.ended:
+                self._room.clear()
+                await self._room.wait()
+
+    async def _compute(self) -> None:
+        exchange = self._exchange
+        while not exchange.ended:
+            if not exchange.due:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            self._computing = True
+            try:
+                await asyncio.to_thread(self._view.lend, exchange.advance)
+            except ProtocolError as error:
+                self._give_up(error.reason, error.detail)
+            self._computing = False
+            self._moved_s = time.monotonic()
+            self._room.set()
+            self._wake.set()
 
     async def _speak(self) -> None:
         while True:
-            while self._outgoing:
-                await self._send(self._outgoing.popleft())
-            if self._exchange.ended:
+            said = self._next()
+            if said is not None:
+                await self._send(said)
+            elif self._exchange.ended:
                 return
-            if self._exchange.due:
-                await self._advance()
             else:
                 self._wake.clear()
-                await self._wake.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TELL_S if self._exchange.untold else None):
+                        await self._wake.wait()
 
-    async def _send(self, message: Message) -> None:
+    def _next(self) -> Said | None:
+        """Return what to say now: a farewell, how much has arrived, or what the exchange has to say."""
+        if self._farewell is not None:
+            farewell, self._farewell = self._farewell, None
+            return farewell
+        now_s, exchange = time.monotonic(), self._exchange
+        if now_s - self._told_s >= TELL_S and (progress := exchange.progress()) is not None:
+            self._told_s = now_s
+            return progress
+        rate = self.gauge.bits_per_s or self._bits_per_s
+        on_the_way = exchange.said_bytes - exchange.arrived_bytes
+        if exchange.ended or on_the_way > max(LEAST_ON_THE_WAY_BYTES, ON_THE_WAY_S * rate / 8):
+            return None
         try:
-            await self._stream.send(message, self._silence_s)
+            said = exchange.say(max(SMALLEST_FRAME_BYTES, min(FRAME_BYTES, int(FRAME_S * rate / 8))))
+        except ProtocolError as error:
+            return exchange.abort(error.reason, error.detail)
+        if said is not None:
+            self.gauge.said(now_s, exchange.arrived_bytes)
+            self._work.set()
+        return said
+
+    async def _send(self, said: Said) -> None:
+        try:
+            await self._stream.send(said, LONGEST_S)
         except Unreachable as error:
             self._exchange.lost("lost", str(error))
-            self._outgoing.clear()
-        self._move()
+            self._work.set()
 
-    async def _advance(self) -> None:
-        def products(state: State) -> list[Message]:
-            return self._exchange.advance(lambda name: exchanged(self._outer, state, name))
-
-        try:
-            self._outgoing.extend(await self._boundary.visit(products, LONGEST_S))
-        except ProtocolError as error:
-            self._outgoing.append(self._exchange.abort(error.reason, error.detail))
-        except Unreachable as error:
-            self._outgoing.append(self._exchange.abort("stopping", str(error)))
-        self._move()
-
-    def _move(self) -> None:
-        self._moved = time.monotonic()
-        self._wake.set()
+    def _give_up(self, reason: str, detail: str) -> None:
+        self._farewell = self._exchange.abort(reason, detail)
+        for event in (self._wake, self._work, self._room):
+            event.set()

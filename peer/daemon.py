@@ -20,6 +20,7 @@ from peer.account import Account
 from peer.boundary import Boundary
 from peer.catchup import Newcomer
 from peer.config import Config
+from peer.core.frame import Frame
 from peer.core.members import Member, behind
 from peer.core.state import State
 from peer.data.stream import choose_shard
@@ -31,8 +32,10 @@ from peer.loading import Loaded, load
 from peer.manifest import Manifest
 from peer.meetings import Meetings
 from peer.net.base import Network, Stream
+from peer.planner import Planner
 from peer.roster import Roster
 from peer.trainer import Tally, Trainer
+from peer.view import View
 from peer.wire.peer_pb2 import Abort, Message
 
 FIRST_MESSAGE_S = 15.0
@@ -63,6 +66,7 @@ class Daemon:
         self._donor = Donor(run, self._boundary)
         self._account = Account(events)
         self._meetings: Meetings | None = None
+        self._planner: Planner | None = None
         self._stopping = asyncio.Event()
         self._last_round = run.rounds
         self._saved_at_s, self._save_s = time.monotonic(), 0.0
@@ -96,6 +100,7 @@ class Daemon:
     async def _train(self, loaded: Loaded) -> Stop:
         """Train in a thread of its own, meet beside it, until one of them ends or we are asked to stop."""
         trainer = loaded.trainer
+        planner = self._planner = Planner(self._run.exchange, loaded.shapes, trainer, self._config.share)
         meetings = self._meetings = Meetings(
             self._peer_id,
             self._run,
@@ -104,7 +109,9 @@ class Daemon:
             self._network,
             self._roster,
             self._boundary,
+            View(self._run.outer, trainer.state, trainer.still),
             trainer,
+            planner,
             self._account,
         )
         training = _aside("training", lambda: self._work(trainer))
@@ -132,7 +139,7 @@ class Daemon:
         """Train: what the training thread does."""
         trainer.begin_round()
         while trainer.round < self._last_round and trainer.step():
-            with trainer.still:
+            with trainer.still.changing():
                 self._boundary.serve(trainer.state)
             if trainer.round_is_over:
                 tally = trainer.end_round()
@@ -147,7 +154,7 @@ class Daemon:
         self._say("all rounds are done; meeting a last few times")
         trainer.land()
         while trainer.fraction < 1.0 and not self._stopping.is_set():
-            with trainer.still:
+            with trainer.still.changing():
                 self._boundary.serve(trainer.state)
             time.sleep(LANDING_TICK_S)
 
@@ -159,7 +166,7 @@ class Daemon:
         trainer.abandon()
         closing = asyncio.create_task(meetings.close(MEETING_GRACE_S))
         while not closing.done():
-            with trainer.still:
+            with trainer.still.changing():
                 self._boundary.serve(trainer.state)
             await asyncio.wait({closing}, timeout=0.05)
 
@@ -264,6 +271,8 @@ class Daemon:
                 return
             if self._meetings is None:
                 await stream.send(_refusal("starting", "this peer is not ready yet; ask someone else"), FIRST_MESSAGE_S)
+            elif isinstance(message, Frame):
+                await stream.send(_refusal("malformed", "a stream begins with an offer or a request"), FIRST_MESSAGE_S)
             elif message.HasField("offer"):
                 await self._meetings.invited(stream, message.offer)
             elif message.HasField("inquiry"):
@@ -306,12 +315,15 @@ class Daemon:
         )
 
     def _round(self, trainer: Trainer, tally: Tally) -> Round:
+        stall_s = self._boundary.take_stall_s() + trainer.still.take_waited_s()
+        if self._planner is not None:
+            self._planner.stalled(stall_s, self._account.take_held())
         return Round(
             round=trainer.round,
             **asdict(tally),
             peers=len(self._roster.members),
             **asdict(self._account.counts),
-            stall_s=self._boundary.take_stall_s(),
+            stall_s=stall_s,
         )
 
 

@@ -55,7 +55,7 @@ async def inquire(network: Network, address: str, meeting_id: bytes) -> bool | N
         except Unreachable:
             await asyncio.sleep(PAUSE_S * 2**attempt)
             continue
-        if message is None or message.outcome.ending == Outcome.UNKNOWN:
+        if not isinstance(message, Message) or message.outcome.ending == Outcome.UNKNOWN:
             return None
         return message.outcome.ending == Outcome.APPLIED
     return None

@@ -83,7 +83,8 @@ class Round:
     bytes_sent: since the start
     bytes_received: since the start
     partner: peer id of the last partner, null before the first meeting
-    stall_s: seconds that training lost to meetings in this round
+    stall_s: seconds that training lost to meetings in this round: it waited for a reader, or added corrections
+    micro_batch: sequences that go through the model at once; a batch is made up of as many as it takes
     optimizer_bytes: memory of the inner optimizer, measured
     feedback: L2 norm of what the low-rank bases have left out so far, null without error feedback
     """
@@ -104,6 +105,7 @@ class Round:
     bytes_received: int
     partner: str | None
     stall_s: float
+    micro_batch: int
     optimizer_bytes: int
     feedback: float | None
 
@@ -116,11 +118,14 @@ class Meeting:
     role: of this peer: "caller" or "callee"
     round: outer steps done by this peer
     partner_round: outer steps done by the partner
-    codec: how the difference travelled, e.g. "rank4-int4"
-    weight: w of X -= w C
+    codec: how the difference travelled, e.g. "rank-int4", as both sides agreed
+    budget_bytes: what it might cost, both ways together, as both sides agreed
+    weight: w of X -= w C, as both sides agreed
     bytes_sent: in this meeting
     bytes_received: in this meeting
     seconds: wall time from the offer to the end
+    rtt_s: round trip of the invitation, seconds
+    up_bits_per_s: how fast this peer's bytes arrived, at the best; null if that could not be told
     correction: L2 norm of C
     """
 
@@ -130,11 +135,37 @@ class Meeting:
     round: int
     partner_round: int
     codec: str
+    budget_bytes: int
     weight: float
     bytes_sent: int
     bytes_received: int
     seconds: float
+    rtt_s: float
+    up_bits_per_s: float | None
     correction: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A peer chose how it means to meet others from now on, or chose noticeably otherwise.
+
+    round: outer steps done
+    meetings: a round; less than 1 for one in several rounds
+    codec: the richest that it wishes for
+    budget_bytes: what a meeting may cost, both ways together; a partner with less to spend makes it less
+    up_bits_per_s: what this peer's link sends, as far as meetings have shown
+    rtt_s: the median of the round trips to its partners, seconds
+    why: one sentence for people
+    """
+
+    kind: ClassVar[str] = "choice"
+    round: int
+    meetings: float
+    codec: str
+    budget_bytes: int
+    up_bits_per_s: float
+    rtt_s: float
+    why: str
 
 
 @dataclass(frozen=True)
@@ -189,6 +220,34 @@ class CatchUp:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """A peer has left the swarm for a while: it saved, withdrew, and neither trains nor meets.
+
+    round: outer steps done
+    reason: "paused" (peer pause), "hours", "quota" or "gpu" (another program uses it)
+    detail: one sentence for people: why, and when or how it goes on
+    """
+
+    kind: ClassVar[str] = "pause"
+    round: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A peer is back after a pause, and has caught up where it had to.
+
+    round: outer steps done
+    seconds: wall time of the pause
+    """
+
+    kind: ClassVar[str] = "resume"
+    round: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Stop:
     """The daemon ends. One that was killed leaves none.
 
@@ -203,8 +262,19 @@ class Stop:
     detail: str
 
 
-Event = Start | Round | Meeting | Skip | Checkpoint | CatchUp | Stop
-EVENTS: tuple[type[Event], ...] = (Start, Round, Meeting, Skip, Checkpoint, CatchUp, Stop)
+Event = Start | Round | Meeting | Choice | Skip | Checkpoint | CatchUp | Pause | Resume | Stop
+EVENTS: tuple[type[Event], ...] = (
+    Start,
+    Round,
+    Meeting,
+    Choice,
+    Skip,
+    Checkpoint,
+    CatchUp,
+    Pause,
+    Resume,
+    Stop,
+)
 
 
 def record(event: Event, time_s: float) -> Record:

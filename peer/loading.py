@@ -40,4 +40,4 @@ def load(config: Config, run: Manifest, home: Home, say: Callable[[str], None]) 
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     origin = causal.origin_hash(weights)
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    return Loaded(Trainer(run, model, sequences, device), shapes, origin, causal.parameter_count(model))
+    return Loaded(Trainer(run, model, sequences, device, say=say), shapes, origin, causal.parameter_count(model))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from peer import tables
-from peer.core import codec, schedule, stability
+from peer.core import schedule, stability, terms
 from peer.core.gossip import Outer
 from peer.core.schedule import Schedule
 from peer.errors import ConfigError
@@ -47,7 +47,11 @@ class Data:
 
 @dataclass(frozen=True)
 class Exchange:
-    """How peers mix. meetings: aimed at, a round. codec: see `peer.core.codec`. max_lag: rounds between partners."""
+    """How peers mix.
+
+    meetings: aimed at, a round, where links afford it. codec: see `peer.core.codec`; "auto": as rich as links afford.
+    max_lag: rounds that may lie between partners.
+    """
 
     meetings: int
     codec: str
@@ -247,7 +251,7 @@ class Manifest:
             self.canonical()
         except (ValueError, OverflowError) as error:
             raise ConfigError(f"the model's config holds what JSON cannot say ({error}); remove it") from error
-        codec.parse(self.exchange.codec)
+        terms.ladder(self.exchange.codec)
         for decision in (schedule.check(self.schedule, self.rounds), stability.check(self.outer)):
             if not decision:
                 raise ConfigError(decision.detail)

@@ -7,55 +7,55 @@ import os
 import random
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
 from peer.account import PASSING, Account
 from peer.boundary import Boundary
 from peer.conversation import Conversation
-from peer.core.admit import LONGEST_PATIENCE_MS, MEETING_ID_BYTES, Standing, admit_correction, admit_offer
-from peer.core.allocation import Allocation
-from peer.core.codec import parse
+from peer.core.admit import (
+    LONGEST_PATIENCE_MS,
+    MEETING_ID_BYTES,
+    Standing,
+    admit_answer,
+    admit_offer,
+)
+from peer.core.change import Correction
 from peer.core.decision import Decision
-from peer.core.exchange import Callee, Caller, Phase
+from peer.core.exchange import CPU, Callee, Caller
+from peer.core.frame import Frame
 from peer.core.gossip import pair_weight
 from peer.core.members import Member
 from peer.core.partners import choose
 from peer.core.prior import guesses, next_priors, seed_of, start_priors
 from peer.core.state import State
+from peer.core.terms import Terms, agree, ladder
 from peer.endings import ANSWER_S, DIAL_S, Endings, inquire, told
 from peer.errors import ProtocolError, Unreachable
 from peer.events import Meeting
 from peer.manifest import Manifest
 from peer.net.base import Network, Stream
+from peer.planner import Planner
 from peer.roster import REFRESH_S, Roster
+from peer.talk import Talk
 from peer.timetable import Pace, Timetable
+from peer.view import View
 from peer.wire.peer_pb2 import Answer, Inquiry, Message, Offer
 
-PROTOCOL = 3
-SILENCE_S = 15.0
+PROTOCOL = 4
+SILENCE_S = 5.0
+ROUND_TRIPS = 8
+"""A partner that owes something is lost after SILENCE_S, so many round trips, and twice its patience without a word."""
+
+SEATS = 3
+"""Meetings at once, at most: a slow partner keeps one of them busy, not this peer."""
+
 TICK_S = 0.05
 IDLE_S = 0.25
 RECORD_AGE_S = 2 * REFRESH_S
 """A record is read and renewed every REFRESH_S; the round in it is at most this old."""
 
 
-@dataclass
-class _Talk:
-    """One meeting from the offer to its end, as this side sees it."""
-
-    role: str
-    partner: str
-    meeting_id: bytes
-    exchange: Caller | Callee
-    began_s: float
-    partner_round: int = 0
-    patience_ms: int = 0
-    stream: Stream | None = None
-    conversation: Conversation | None = None
-
-
 class Meetings:
-    """A peer's meetings: those it asks for, spread over the round, and those it is asked for. One at a time.
+    """A peer's meetings: those it asks for, spread over the round, and those it is asked for.
 
     origin: hash of the first weights. shapes: of the parameters, in the model's order.
     """
@@ -69,61 +69,83 @@ class Meetings:
         network: Network,
         roster: Roster,
         boundary: Boundary,
+        view: View,
         pace: Pace,
+        planner: Planner,
         account: Account,
     ) -> None:
         self._peer_id, self._run, self._origin = peer_id, run, origin
-        self._network, self._roster, self._boundary = network, roster, boundary
-        self._pace, self._account = pace, account
-        self._timetable = Timetable(run.exchange.meetings, pace)
-        self._codec = parse(run.exchange.codec)
-        self._allocation = Allocation(shapes, self._codec)
-        self._weight = pair_weight(run.outer.alpha)
+        self._network, self._roster, self._boundary, self._view = network, roster, boundary, view
+        self._pace, self._planner, self._account = pace, planner, account
+        self._timetable = Timetable(pace)
+        self._ladder = ladder(run.exchange.codec)
         self._random = random.Random(peer_id)
         self._priors = start_priors(shapes)
-        self._talk: _Talk | None = None
+        self._learning = asyncio.Lock()
+        self._talks: list[Talk] = []
+        self._asking: set[asyncio.Task[None]] = set()
         self._free = asyncio.Event()
-        self._free.set()
-        self._offering_to: str | None = None
         self._endings = Endings()
         self._stopping = False
 
     async def run(self) -> None:
-        """Ask for meetings for ever, as many a round as the run has it."""
-        while True:
-            if self._stopping or self._talk is not None or not self._timetable.due:
-                await asyncio.sleep(TICK_S)
-                continue
-            choice = choose(
-                self._roster.members,
-                self._peer_id,
-                self._pace.round,
-                self._run.exchange.max_lag + self._timetable.rounds_in(RECORD_AGE_S),
-                self._account.ledger,
-                time.time(),
-                self._random,
-            )
-            if isinstance(choice, Decision):
+        """Ask for meetings for ever, as many a round as the plan has."""
+        try:
+            while True:
+                pause_s = TICK_S if self._open() else IDLE_S
+                await asyncio.sleep(pause_s)
+        finally:
+            for task in self._asking:
+                task.cancel()
+            await asyncio.gather(*self._asking, return_exceptions=True)
+
+    def _open(self) -> bool:
+        """Begin a meeting if one is due; False if there is nobody to ask."""
+        planned = self._planner.plan
+        self._account.planned(planned, self._planner.line, self._pace.round)
+        if self._stopping or len(self._talks) >= SEATS or self._timetable.spent_bytes >= planned.round_bytes:
+            return True
+        if not self._timetable.due(planned.meetings, len(self._talks)):
+            return True
+        engaged = {talk.partner for talk in self._talks}
+        members = self._roster.members
+        choice = choose(
+            [member for member in members if member.peer_id not in engaged],
+            self._peer_id,
+            self._pace.round,
+            self._run.exchange.max_lag + self._timetable.rounds_in(RECORD_AGE_S),
+            self._account.ledger,
+            time.time(),
+            self._random,
+        )
+        if isinstance(choice, Decision):
+            if not engaged:
                 self._account.idle(choice)
-                await asyncio.sleep(IDLE_S)
-            else:
-                await self.ask(choice)
+            return False
+        task = asyncio.create_task(self.ask(choice))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+        return True
 
     async def close(self, grace_s: float) -> None:
-        """Decline from now on; give the meeting that is under way a little time to end, then abandon it."""
+        """Decline from now on; give the meetings that are under way a little time to end, then abandon them."""
         self._stopping = True
         for _ in range(2):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(grace_s / 2):
-                    await self._free.wait()
-            if self._talk is not None and self._talk.conversation is not None:
-                self._talk.conversation.abandon()
+            end_s = time.monotonic() + grace_s / 2
+            while self._talks and (left_s := end_s - time.monotonic()) > 0:
+                self._free.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_s):
+                        await self._free.wait()
+            for talk in self._talks:
+                if talk.conversation is not None:
+                    talk.conversation.abandon()
 
     # ------------------------------------------------------------------ as callee
 
     async def invited(self, stream: Stream, offer: Offer) -> None:
         """Answer an offer, and if it is accepted, hold the meeting."""
-        decision = self._decide(offer)
+        decision, terms = self._decide(offer)
         answer = Answer(
             accepted=bool(decision),
             reason=decision.reason,
@@ -132,72 +154,131 @@ class Meetings:
             round=self._pace.round,
             patience_ms=self._timetable.patience_ms,
         )
-        if not decision:
+        if terms is None:
+            answer.rest_ms = int(1000 * self._timetable.left_s) if decision.reason == "spent" else 0
             with suppress(Unreachable):
                 await stream.send(Message(answer=answer), ANSWER_S)
-            if decision.reason not in ("busy", "crossing", "stopping"):  # these are the caller's to count
+            if decision.reason not in PASSING:  # these are the caller's to count
                 self._account.declined(offer.peer_id[:64], decision)
             return
-        talk = _Talk(
-            "callee",
-            offer.peer_id,
-            offer.meeting_id,
-            Callee(self._allocation.parts(offer.ranks), self._codec, admit_correction),
-            time.monotonic(),
-            offer.round,
-            offer.patience_ms,
-            stream,
+        answer.codec, answer.weight, answer.budget_bytes = terms.codec, terms.weight, terms.budget_bytes
+        talk = Talk("callee", offer.peer_id, offer.meeting_id, terms)
+        talk.partner_round, talk.patience_ms, talk.stream = offer.round, offer.patience_ms, stream
+        allocation = self._planner.allocations[terms.codec]
+        talk.exchange = Callee(
+            allocation.codec, lambda ranks: allocation.parts(ranks, terms.budget_bytes), talk.admit, self._view.device
         )
-        self._begin(talk)
+        self._talks.append(talk)
         try:
+            answered_s = time.monotonic()
             await stream.send(Message(answer=answer), ANSWER_S)
+            cut = await stream.receive(ANSWER_S + 2 * talk.patience_ms / 1000)
+            talk.rtt_s = time.monotonic() - answered_s
+            if cut is None:
+                raise Unreachable("the caller ended the stream after it was accepted")
+            talk.exchange.receive(cut)
             await self._converse(talk, stream)
         except Unreachable as error:
-            talk.exchange.lost("lost", str(error))
+            talk.lost("lost", str(error))
+        except ProtocolError as error:
+            with suppress(Unreachable):
+                await stream.send(talk.exchange.abort(error.reason, error.detail), ANSWER_S)
         finally:
             self._conclude(talk)
 
     async def inquired(self, stream: Stream, inquiry: Inquiry) -> None:
         """Tell a caller that lost the last message how a meeting ended; one that is still going on ends untouched."""
-        talk = self._talk
-        if talk is not None and talk.role == "callee" and talk.meeting_id == inquiry.meeting_id:
-            talk.exchange.lost("lost", "the caller lost the stream")
-            known: bool | None = talk.exchange.phase is Phase.APPLIED
-        else:
-            known = self._endings.of(inquiry.meeting_id)
+        going_on = [talk for talk in self._talks if talk.role == "callee" and talk.meeting_id == inquiry.meeting_id]
+        for talk in going_on:
+            talk.lost("lost", "the caller lost the stream")
+        known = going_on[0].applied if going_on else self._endings.of(inquiry.meeting_id)
         await stream.send(told(known), ANSWER_S)
+
+    def _decide(self, offer: Offer) -> tuple[Decision, Terms | None]:
+        """Decide on an offer, and by which terms the meeting is held."""
+        if self._stopping:
+            return Decision(False, "stopping", "this peer is leaving the swarm; ask someone else"), None
+        if offer.meeting_id in self._endings:
+            return Decision(False, "replayed", "a meeting of this id was held before; draw a new one"), None
+        mine = Standing(
+            self._run.run_id,
+            self._origin,
+            self._peer_id,
+            self._pace.round,
+            self._run.exchange.max_lag,
+            self._ladder,
+            PROTOCOL,
+        )
+        with_caller = [talk for talk in self._talks if talk.partner == offer.peer_id]
+        offering = any(talk.exchange is None and talk.role == "caller" for talk in with_caller)
+        busy = len(self._talks) >= SEATS or (bool(with_caller) and not offering)
+        decision = admit_offer(offer, mine, busy, offering)
+        if not decision:
+            return decision, None
+        planned = self._planner.plan
+        if self._timetable.spent_bytes >= planned.round_bytes:
+            detail = (
+                "this peer has used up its share of the link for this round; ask someone else, or again in the next"
+            )
+            return Decision(False, "spent", detail), None
+        theirs = Terms(offer.codec, offer.budget_bytes, offer.weight)
+        return decision, agree(self._wish(offer.peer_id, len(self._talks) + 1), theirs, self._ladder)
 
     # ------------------------------------------------------------------ as caller
 
     async def ask(self, partner: Member) -> None:
         """Offer a meeting to one partner, and hold it if the partner accepts."""
-        meeting_id = os.urandom(MEETING_ID_BYTES)
-        ranks = self._allocation.ranks(self._priors, self._pace.sensitivity)
-        parts = self._allocation.parts(ranks)
-        start = guesses(parts, self._priors, seed_of(meeting_id))
-        exchange = Caller(parts, self._codec, start, admit_correction)
-        talk = _Talk("caller", partner.peer_id, meeting_id, exchange, time.monotonic())
+        talk = Talk("caller", partner.peer_id, os.urandom(MEETING_ID_BYTES))
+        self._talks.append(talk)
+        wish = self._wish(partner.peer_id, len(self._talks))
         try:
             talk.stream = await self._network.dial(partner.addresses[0], DIAL_S)
-            self._offering_to = partner.peer_id
-            await talk.stream.send(Message(offer=self._offer(talk.meeting_id, ranks)), ANSWER_S)
-            if await self._accepted(exchange, talk):
-                await self._converse(talk, talk.stream)
-                if exchange.phase is Phase.DOUBTED:
-                    applied = await inquire(self._network, partner.addresses[0], meeting_id)
-                    if applied is not None:
-                        exchange.resolve(applied)
+            asked_s = time.monotonic()
+            await talk.stream.send(Message(offer=self._offer(talk.meeting_id, wish)), ANSWER_S)
+            answer = await self._answer(talk.stream)
+            talk.rtt_s = time.monotonic() - asked_s
+            talk.partner_round, talk.rest_s = answer.round, answer.rest_ms / 1000
+            talk.patience_ms = min(answer.patience_ms, LONGEST_PATIENCE_MS)
+            decision = admit_answer(answer, self._ladder)
+            if not decision:
+                talk.declined = decision
+                return
+            terms = talk.terms = agree(wish, Terms(answer.codec, answer.budget_bytes, answer.weight), self._ladder)
+            async with self._learning:
+                talk.exchange = await asyncio.to_thread(self._caller, talk, terms)
+            await self._converse(talk, talk.stream)
+            if talk.doubted:
+                applied = await inquire(self._network, partner.addresses[0], talk.meeting_id)
+                if applied is not None:
+                    talk.exchange.resolve(applied)
         except Unreachable as error:
-            exchange.lost("unreachable", str(error))
+            talk.lost("unreachable", str(error))
         except ProtocolError as error:
-            exchange.lost(error.reason, error.detail)
+            talk.lost(error.reason, error.detail)
         finally:
-            self._offering_to = None
             self._conclude(talk)
             if talk.stream is not None:
                 await talk.stream.close()
 
-    def _offer(self, meeting_id: bytes, ranks: list[int]) -> Offer:
+    async def _answer(self, stream: Stream) -> Answer:
+        message = await stream.receive(ANSWER_S)
+        if message is None:
+            raise Unreachable("the partner ended the stream before it answered")
+        if isinstance(message, Frame) or not (message.HasField("answer") or message.HasField("abort")):
+            raise ProtocolError("malformed", "the partner said something else than an answer to an offer")
+        if message.HasField("abort"):
+            return Answer(reason=message.abort.reason, detail=message.abort.detail)
+        return message.answer
+
+    def _caller(self, talk: Talk, terms: Terms) -> Caller:
+        """Decide what a meeting is about."""
+        allocation = self._planner.allocations[terms.codec]
+        ranks = allocation.ranks(self._priors, self._pace.sensitivity, terms.budget_bytes)
+        parts = allocation.parts(ranks, terms.budget_bytes)
+        found = guesses(parts, self._priors, seed_of(talk.meeting_id))
+        return Caller(allocation.codec, ranks, parts, found, talk.admit, self._view.device)
+
+    def _offer(self, meeting_id: bytes, wish: Terms) -> Offer:
         return Offer(
             protocol=PROTOCOL,
             run_id=self._run.run_id,
@@ -205,110 +286,80 @@ class Meetings:
             peer_id=self._peer_id,
             round=self._pace.round,
             meeting_id=meeting_id,
-            codec=self._codec.spec,
-            weight=self._weight,
+            codec=wish.codec,
+            weight=wish.weight,
             patience_ms=self._timetable.patience_ms,
-            ranks=ranks,
+            budget_bytes=wish.budget_bytes,
         )
-
-    async def _accepted(self, exchange: Caller, talk: _Talk) -> bool:
-        """Wait for the answer; from a yes on, this peer is busy."""
-        stream = talk.stream
-        message = await stream.receive(ANSWER_S) if stream else None
-        if message is None or stream is None:
-            raise Unreachable("the partner ended the stream before it answered")
-        talk.partner_round, talk.patience_ms = (
-            message.answer.round,
-            min(message.answer.patience_ms, LONGEST_PATIENCE_MS),
-        )
-        self._offering_to = None
-        if message.HasField("answer") and message.answer.accepted and self._talk is not None:
-            # meanwhile we accepted an offer that crossed this one
-            await stream.send(exchange.abort("busy", "this peer is in another meeting"), ANSWER_S)
-            return False
-        exchange.receive(message)
-        if exchange.phase is not Phase.PROBING:
-            return False
-        self._begin(talk)
-        return True
 
     # ------------------------------------------------------------------ both
 
-    def _begin(self, talk: _Talk) -> None:
-        self._talk = talk
-        self._free.clear()
+    def _wish(self, partner: str, at_once: int) -> Terms:
+        planned = self._planner.plan
+        budget_bytes = self._planner.budget_bytes(planned, partner)
+        return Terms(planned.codec, budget_bytes, pair_weight(self._run.outer.alpha, at_once))
 
-    async def _converse(self, talk: _Talk, stream: Stream) -> None:
+    async def _converse(self, talk: Talk, stream: Stream) -> None:
+        assert talk.exchange is not None
+        talk.model_norm = await asyncio.to_thread(self._view.norm)
         slower_s = max(talk.patience_ms, self._timetable.patience_ms) / 1000
-        silence_s = SILENCE_S + 2 * slower_s
-        talk.conversation = Conversation(talk.exchange, stream, self._boundary, self._run.outer, silence_s)
+        silence_s = SILENCE_S + ROUND_TRIPS * talk.rtt_s + 2 * slower_s
+        rate = self._planner.line.to(talk.partner)
+        talk.conversation = Conversation(talk.exchange, stream, self._view, silence_s, rate)
         await talk.conversation.run()
 
-    def _conclude(self, talk: _Talk) -> None:
-        """Apply what was agreed, count what was not, and be free again."""
-        exchange, stream = talk.exchange, talk.stream
-        if self._talk is talk:
-            self._talk = None
-            self._free.set()
+    def _conclude(self, talk: Talk) -> None:
+        """Apply what was agreed, count what was not, and have the seat free again."""
+        self._talks.remove(talk)
+        self._free.set()
         if talk.role == "callee":
-            self._endings.remember(talk.meeting_id, exchange.phase is Phase.APPLIED)
-        sent, received = (stream.sent_bytes, stream.received_bytes) if stream else (0, 0)
-        if exchange.phase is Phase.APPLIED:
-            self._apply(talk, sent, received)
+            self._endings.remember(talk.meeting_id, talk.applied)
+        if talk.applied:
+            self._apply(talk)
             return
-        doubted = exchange.phase is Phase.DOUBTED
-        decision = Decision(False, "in-doubt" if doubted else exchange.reason or "lost", exchange.detail)
-        if exchange.phase is Phase.DECLINED or decision.reason in PASSING:
-            self._account.declined(talk.partner, decision)
+        decision = talk.why()
+        if talk.declined is not None or decision.reason in PASSING:
+            self._account.declined(talk.partner, decision, talk.rest_s)
         else:
-            self._account.failed(talk.partner, decision, sent, received)
+            self._account.failed(talk.partner, decision, *talk.bytes)
 
-    def _apply(self, talk: _Talk, sent: int, received: int) -> None:
-        correction = talk.exchange.correction
-        weight = -self._weight if talk.role == "caller" else self._weight
+    def _apply(self, talk: Talk) -> None:
+        assert talk.exchange is not None and talk.terms is not None
+        correction, terms = talk.exchange.correction, talk.terms
+        weight = -terms.weight if talk.role == "caller" else terms.weight
 
         def add(state: State) -> None:
-            correction.add_(state.weights, weight)
-            correction.add_(state.anchor, weight)
+            self._view.await_products()
+            correction.add_(weight, state.weights, state.anchor)
 
         self._boundary.post(add)
-        self._priors = next_priors(correction, self._priors)
-        self._timetable.met()
+        sent, received = talk.bytes
+        seconds = time.monotonic() - talk.began_s
+        self._timetable.met(sent + received)
+        self._planner.met(talk.partner, talk.gauge, talk.rtt_s, seconds, sent)
         self._account.met(
             Meeting(
                 partner=talk.partner,
                 role=talk.role,
                 round=self._pace.round,
                 partner_round=talk.partner_round,
-                codec=self._codec.spec,
-                weight=self._weight,
+                codec=terms.codec,
+                budget_bytes=terms.budget_bytes,
+                weight=terms.weight,
                 bytes_sent=sent,
                 bytes_received=received,
-                seconds=time.monotonic() - talk.began_s,
+                seconds=seconds,
+                rtt_s=talk.rtt_s,
+                up_bits_per_s=talk.gauge.bits_per_s,
                 correction=correction.norm(),
             )
         )
+        learning = asyncio.create_task(self._learn(correction))
+        self._asking.add(learning)
+        learning.add_done_callback(self._asking.discard)
 
-    def _decide(self, offer: Offer) -> Decision:
-        if self._stopping:
-            return Decision(False, "stopping", "this peer is leaving the swarm; ask someone else")
-        if offer.meeting_id in self._endings:
-            return Decision(False, "replayed", "a meeting of this id was held before; draw a new one")
-        mine = Standing(
-            self._run.run_id,
-            self._origin,
-            self._peer_id,
-            self._pace.round,
-            self._run.exchange.max_lag,
-            self._codec.spec,
-            PROTOCOL,
-        )
-        decision = admit_offer(offer, mine, self._talk is not None, self._offering_to)
-        if decision and offer.weight != self._weight:
-            return Decision(False, "weight", f"the offer has weight {offer.weight:g}, the run has {self._weight:g}")
-        if decision:
-            try:
-                self._allocation.parts(offer.ranks)
-            except ProtocolError as error:
-                return Decision(False, error.reason, f"{error.detail}; upgrade the caller")
-        return decision
+    async def _learn(self, correction: Correction) -> None:
+        """Remember what a meeting found, for the next one."""
+        async with self._learning:
+            found = await asyncio.to_thread(lambda: next_priors(correction.to(CPU), self._priors))
+            self._priors = found

@@ -1,4 +1,4 @@
-"""When a peer asks for meetings: as many a round as the run has it, spread over the round."""
+"""When a peer asks for meetings: as many a round as its plan has, spread over the round."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pace(Protocol):
 
     @property
     def round_s(self) -> float:
-        """How long the last round took, 0 before there was one."""
+        """How long a round takes: the last one, or as planned before there was one; 0 where nobody knows yet."""
 
     @property
     def sensitivity(self) -> Mapping[str, float]:
@@ -33,28 +33,48 @@ class Pace(Protocol):
 
 
 class Timetable:
-    """Says when the next meeting is due; meetings that a peer was asked for count as well."""
+    """Says when the next meeting is due, and what this round has seen; meetings that a peer was asked for count too."""
 
-    def __init__(self, meetings: int, pace: Pace) -> None:
-        self._wanted, self._pace = meetings, pace
-        self._round, self._done = 0, 0
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._round, self._done, self._bytes = 0, 0, 0
+        self._last: float | None = None
+
+    def due(self, wanted: float, under_way: int) -> bool:
+        """Tell whether it is time to ask for a meeting; wanted: a round; under_way: how many are going on."""
+        self._turn()
+        fraction, done = self._pace.fraction, self._done + under_way
+        if wanted >= 1:
+            return done < int(wanted) and fraction >= (done + 0.5) / int(wanted)
+        return not done and (self._last is None or self._pace.round + fraction >= self._last + 1 / wanted)
+
+    def met(self, size_bytes: int) -> None:
+        """Count a meeting in the round that it fell into; size_bytes: both ways."""
+        self._turn()
+        self._done += 1
+        self._bytes += size_bytes
+        self._last = self._pace.round + self._pace.fraction
 
     @property
-    def due(self) -> bool:
-        """Whether it is time to ask for a meeting."""
-        done = self._done if self._round == self._pace.round else 0
-        return done < self._wanted and self._pace.fraction >= (done + 0.5) / self._wanted
+    def spent_bytes(self) -> int:
+        """Return what the meetings of this round took, both ways."""
+        self._turn()
+        return self._bytes
 
-    def met(self) -> None:
-        """Count a meeting in the round that it fell into."""
-        round = self._pace.round
-        self._round, self._done = round, self._done + 1 if self._round == round else 1
+    @property
+    def left_s(self) -> float:
+        """How long this round may still take."""
+        return max(0.0, 1 - self._pace.fraction) * self._pace.round_s
 
     def rounds_in(self, seconds: float) -> int:
-        """Return how many rounds a peer like this one may do meanwhile; 0 before one is done."""
+        """Return how many rounds a peer like this one may do meanwhile; 0 where nobody knows."""
         return int(seconds / self._pace.round_s) if self._pace.round_s else 0
 
     @property
     def patience_ms(self) -> int:
-        """How long this peer may be silent while it waits for a step boundary."""
+        """How long this peer may be silent while it computes."""
         return min(LONGEST_PATIENCE_MS, int(2000 * self._pace.step_s) + 1000)
+
+    def _turn(self) -> None:
+        if self._round != self._pace.round:
+            self._round, self._done, self._bytes = self._pace.round, 0, 0

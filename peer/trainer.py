@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import RLock
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from peer.core.gossip import outer_step, slots, start
@@ -23,16 +24,18 @@ from peer.lordo import Lordo, refresh, state_bytes
 from peer.manifest import Inner, Manifest
 from peer.models.causal import loss
 from peer.sensitivity import sensitivity
+from peer.still import Still
 
 MICRO_TOKENS = {"cpu": 1024, "cuda": 16384, "mps": 8192}
-"""Tokens that go through the model at once; a larger batch is accumulated."""
+"""Tokens that go through the model at once, as long as memory allows it; a larger batch is accumulated."""
 
 
 @dataclass(frozen=True)
 class Tally:
     """What a round came to. loss: mean over its steps, nats a token; drift: L2 norm of weights − anchor.
 
-    optimizer_bytes: the inner optimizer's memory, measured. feedback: L2 norm of its error feedback, None without one.
+    micro_batch: sequences that went through the model at once. optimizer_bytes: the inner optimizer's memory, measured.
+    feedback: L2 norm of its error feedback, None without one.
     """
 
     steps: int
@@ -41,6 +44,7 @@ class Tally:
     tokens: int
     seconds: float
     drift: float
+    micro_batch: int
     optimizer_bytes: int
     feedback: float | None
 
@@ -87,9 +91,9 @@ def optimizer_for(inner: Inner, weights: Tensors, seed: int = 0) -> torch.optim.
 class Trainer:
     """One peer's training, a step at a time.
 
-    step_s, round_s: how long the last inner step and the last round took, in seconds, 0 before there was one.
-    sensitivity: how much the loss minds a change in each parameter, as it stood at the last outer step.
-    still: whoever holds it finds State at a step boundary.
+    step_s: how long the last inner step took, in seconds, 0 before there was one. sensitivity: how much the loss minds
+    a change in each parameter, as it stood at the last outer step. still: whoever holds it finds the weights unmoving.
+    micro_batch: sequences that go through the model at once, halved whenever memory does not suffice.
     """
 
     def __init__(
@@ -99,11 +103,15 @@ class Trainer:
         sequences: Sequences,
         device: torch.device,
         clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.run = run
+        self._say = say
         self.device = device
         self.dtype = compute_dtype(device)
         self.model = model.to(device)
+        tokens = MICRO_TOKENS.get(device.type, MICRO_TOKENS["cpu"])
+        self.micro_batch = min(run.data.batch, max(1, tokens // run.data.sequence_length))
         self._sequences = sequences
         self._clock = clock
         weights: Tensors = dict(self.model.named_parameters())
@@ -116,9 +124,9 @@ class Trainer:
         self._losses: list[Tensor] = []
         self._abandon = False
         self._landing = False
-        self.still = RLock()
+        self.still = Still()
         self.step_s = 0.0
-        self.round_s = 0.0
+        self._round_s = 0.0
 
     def adopt(self, state: State) -> None:
         """Continue from another State (a checkpoint, a donor's): copy its tensors into the live ones."""
@@ -155,13 +163,18 @@ class Trainer:
 
     def claim(self, shard: int) -> None:
         """Read another shard of the data from the next step on; callable from any thread."""
-        with self.still:
+        with self.still.reading():
             self.state.cursor = Cursor(shard, self.state.cursor.lap, 0)
 
     @property
     def round(self) -> int:
         """Outer steps done."""
         return self.state.round
+
+    @property
+    def round_s(self) -> float:
+        """How long a round takes, in seconds: the last one, or as planned before there was one; 0 if nobody knows."""
+        return self._round_s or self.run.round_seconds or self.step_s * (self.run.local_steps or 0)
 
     @property
     def elapsed_s(self) -> float:
@@ -197,20 +210,10 @@ class Trainer:
         state, batch = self.state, self.run.data.batch
         before = state.cursor
         windows, cursor = self._sequences.read(before, batch)
-        micro = max(1, MICRO_TOKENS.get(self.device.type, 1024) // self.run.data.sequence_length)
-        total = torch.zeros((), device=self.device)
-        for first in range(0, batch, micro):
-            if self._abandon:
-                break
-            piece = torch.from_numpy(windows[first : first + micro])
-            try:
-                total += self._backward(piece, len(piece) / batch)
-            except RuntimeError:
-                # once abandoned, the weights may be corrected under a backward pass, which torch notices
-                if not self._abandon:
-                    raise
-        with self.still:
-            if self._abandon:
+        while (total := self._gradients(windows)) is None and not self._abandon:
+            self._shrink()
+        with self.still.changing():
+            if self._abandon or total is None:
                 self._optimizer.zero_grad(set_to_none=True)
                 return False
             self._update(self.lr)
@@ -226,16 +229,46 @@ class Trainer:
         steps, lr, seconds = len(self._losses), self.lr, self.elapsed_s
         mean_loss = float(torch.stack(self._losses).mean())
         weights, anchor = self.state.weights, self.state.anchor
-        with self.still:
+        with self.still.changing():
             # the drift is this peer's own: a correction stands in weights and anchor
             refresh(self._optimizer, lambda name: weights[name].detach() - anchor[name], self.state.round + 1)
             drift = outer_step(self.run.outer, self.state)
             self.sensitivity = sensitivity(self._optimizer, weights)
         feedback = self._optimizer.feedback_norm() if isinstance(self._optimizer, Lordo) else None
         self.begin_round()
-        self.round_s = seconds
+        self._round_s = seconds
         tokens = steps * self.run.data.batch * self.run.data.sequence_length
-        return Tally(steps, mean_loss, lr, tokens, seconds, drift, state_bytes(self._optimizer), feedback)
+        optimizer_bytes = state_bytes(self._optimizer)
+        return Tally(steps, mean_loss, lr, tokens, seconds, drift, self.micro_batch, optimizer_bytes, feedback)
+
+    def _gradients(self, windows: NDArray[np.int64]) -> Tensor | None:
+        """Add up a batch's gradients and return its loss; None if there was too little memory, or it was abandoned."""
+        total, batch = torch.zeros((), device=self.device), len(windows)
+        for first in range(0, batch, self.micro_batch):
+            if self._abandon:
+                return None
+            piece = torch.from_numpy(windows[first : first + self.micro_batch])
+            try:
+                total += self._backward(piece, len(piece) / batch)
+            except (RuntimeError, MemoryError) as error:
+                # once abandoned, the weights may be corrected under a backward pass, which torch notices
+                if not self._abandon and not _out_of_memory(error):
+                    raise
+                return None
+        return total
+
+    def _shrink(self) -> None:
+        """Let half as much go through the model at once: twice as many pieces, and as many tokens a step as before."""
+        self._optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.micro_batch == 1:
+            raise ConfigError(
+                f"{self.device} has too little memory for a single sequence of {self.run.data.sequence_length} tokens; "
+                "close what else uses it, give another --device, or join a run with a smaller model"
+            )
+        self.micro_batch //= 2
+        self._say(f"memory is short: {self.micro_batch} sequences at once from now on, as many tokens a step as before")
 
     def _backward(self, windows: Tensor, share: float) -> Tensor:
         if self.device.type == "cuda":
@@ -262,3 +295,10 @@ class Trainer:
         for weight, memory in self._optimizer.state.items():
             for slot, tensor in memory.items():
                 self.state.inner.setdefault(slot, {})[names[weight]] = tensor
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    # torch has a class of its own only for CUDA
+    return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or any(
+        words in str(error) for words in ("out of memory", "not enough memory", "can't allocate memory")
+    )

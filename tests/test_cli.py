@@ -180,6 +180,7 @@ ROUND = events.Round(
     tokens=20480,
     seconds=4.0,
     drift=1.0,
+    micro_batch=8,
     peers=2,
     meetings=5,
     declined=1,

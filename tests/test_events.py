@@ -93,7 +93,7 @@ def test_an_event_is_one_line_of_json(path: Path) -> None:
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_written_as_null(path: Path, loss: float) -> None:
     log = EventLog(path)
-    log.write(events.Round(1, 2, loss, 0.1, 3, 1.0, 1.0, 1, 1, 1, 1, 1, 1, None, 0.0, 1, None))
+    log.write(events.Round(1, 2, loss, 0.1, 3, 1.0, 1.0, 1, 1, 1, 1, 1, 1, None, 0.0, 8, 1, None))
     log.close()
     assert [entry["loss"] for entry in events.read(path)] == [None]
 

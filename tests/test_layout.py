@@ -21,18 +21,31 @@ LAYERS = [
     ["daemon", "swarm_report"],
     ["loading", "lab"],
     ["meetings", "catchup", "trainer", "export", "heldout"],
-    ["account", "conversation", "donor", "endings", "guest", "roster", "timetable"],
-    ["boundary", "lordo", "manifest", "checkpoint", "net", "status"],
+    ["account", "talk", "donor", "endings", "guest", "planner", "roster"],
+    ["conversation", "timetable"],
+    ["boundary", "view", "lordo", "manifest", "checkpoint", "net", "status"],
     ["config", "data", "inner", "sensitivity"],
     ["core", "identity", "models"],
     ["events", "home", "tables", "units", "quota", "gpu", "net.addresses", "crew"],
-    ["tail", "errors", "wire", "leash"],
+    ["tail", "errors", "wire", "leash", "still"],
 ]
 """Top to bottom. A unit may import what stands on lines below its own, and itself. net.addresses is pure text."""
 
 CORE_MAY_IMPORT = {
     *("peer.core", "peer.errors", "peer.wire", "torch", "numpy", "__future__"),
-    *("collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math", "re", "statistics"),
+    *(
+        "bisect",
+        "collections",
+        "dataclasses",
+        "enum",
+        "functools",
+        "hashlib",
+        "heapq",
+        "itertools",
+        "math",
+        "re",
+        "statistics",
+    ),
     *("struct", "typing", "zlib"),
 }
 

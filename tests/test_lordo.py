@@ -36,6 +36,7 @@ from peer.net.base import Stream
 from peer.net.memory import Hub, MemoryNetwork
 from peer.process import main
 from peer.trainer import Trainer, optimizer_for
+from peer.wire.peer_pb2 import Message
 from tests.swarm.memory_swarm import Swarm, tiny_run
 from tests.test_trainer import CPU, one_round, sequences, tiny, weights
 
@@ -284,8 +285,7 @@ def test_a_round_ends_with_bases_of_its_own_drift_without_the_corrections(how: A
     )
     peer.step()
     drifts = {name: weight - start[name] for name, weight in weights(peer).items()}
-    correction.add_(peer.state.weights, 0.5)
-    correction.add_(peer.state.anchor, 0.5)
+    correction.add_(0.5, peer.state.weights, peer.state.anchor)
     middle = weights(peer)
     while not peer.round_is_over:
         peer.step()
@@ -447,7 +447,7 @@ class Donating:
     async def fetched(self) -> State | None:
         async def serve(stream: Stream) -> None:
             message = await stream.receive(10)
-            assert message is not None
+            assert isinstance(message, Message)
             await self.donor.serve(stream, message.state_request)
 
         async def train() -> None:

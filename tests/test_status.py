@@ -39,8 +39,10 @@ START = events.Start(
     PID,
     "0.1.0",
 )
-ROUND = events.Round(4, 16, 2.25, 1e-3, 4096, 8.0, 0.5, 3, 10, 5, 2, 9_000_000, 8_000_000, "ab", 0.25, 8_800_000, None)
-MEETING = events.Meeting("cd", "caller", 4, 4, "rank4-int8", 0.5, 1000, 2000, 0.5, 0.01)
+ROUND = events.Round(
+    4, 16, 2.25, 1e-3, 4096, 8.0, 0.5, 3, 10, 5, 2, 9_000_000, 8_000_000, "ab", 0.25, 8, 8_800_000, None
+)
+MEETING = events.Meeting("cd", "caller", 4, 4, "rank4-int8", 5000, 0.5, 1000, 2000, 0.5, 0.1, 2e7, 0.01)
 BUSY = events.Skip("ef", "declined", "busy", "it is in another meeting; no action is needed")
 SILENT = events.Skip("ab", "failed", "silent", "it said nothing for 10 s; check the link")
 SAVED = events.Checkpoint(4, "somewhere", 100, 0.1)

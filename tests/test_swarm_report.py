@@ -36,11 +36,11 @@ FINISHED = Stop(10, "finished", "at round 10 of 10")
 
 
 def a_round(number: int, loss: float, sent: int) -> Round:
-    return Round(number, 25, loss, 1e-3, 25600, 5.0, 1.0, 3, 4, 0, 0, sent, sent, "you", 0.1, 9, None)
+    return Round(number, 25, loss, 1e-3, 25600, 5.0, 1.0, 3, 4, 0, 0, sent, sent, "you", 0.1, 8, 9, None)
 
 
 def a_meeting(role: str, sent: int = 100) -> Meeting:
-    return Meeting("you", role, 1, 1, "rank4-int8", 0.5, sent, sent, 0.2, 1.0)
+    return Meeting("you", role, 1, 1, "rank4-int8", 5000, 0.5, sent, sent, 0.2, 0.1, None, 1.0)
 
 
 def row_of(*events: Event, number: int = 1) -> Row:

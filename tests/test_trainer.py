@@ -146,8 +146,7 @@ def test_a_correction_in_mid_round_never_enters_the_drift_or_the_momentum() -> N
         plain.step()
         corrected.step()
         if step == 1:
-            Correction(changes).add_(corrected.state.weights, 0.5)
-            Correction(changes).add_(corrected.state.anchor, 0.5)
+            Correction(changes).add_(0.5, corrected.state.weights, corrected.state.anchor)
     plain.end_round()
     corrected.end_round()
     for name in shapes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peer.core.decision import ALLOWED, Decision
-from peer.wire.peer_pb2 import Offer
+from peer.wire.peer_pb2 import Answer, Offer
 
 LONGEST_ID = 128
 MEETING_ID_BYTES = 16
@@ -18,8 +19,8 @@ LONGEST_PATIENCE_MS = 600_000
 class Standing:
     """Where this peer stands when an offer comes in.
 
-    run_id, origin, codec: of the run, which every partner must share. max_lag: rounds that may lie between partners.
-    protocol: version of the wire contract.
+    run_id, origin: which every partner must share. codecs: that the run allows. max_lag: rounds that may lie between
+    partners. protocol: version of the wire contract.
     """
 
     run_id: str
@@ -27,23 +28,23 @@ class Standing:
     peer_id: str
     round: int
     max_lag: int
-    codec: str
+    codecs: Sequence[str]
     protocol: int = 1
 
 
-def admit_offer(offer: Offer, mine: Standing, busy: bool, offering_to: str | None) -> Decision:
+def admit_offer(offer: Offer, mine: Standing, busy: bool, offering: bool) -> Decision:
     """Decide on an offer.
 
-    busy: we are in a meeting; an offer of ours that is not answered yet is not one. offering_to: the peer that has it.
-    Reasons, in the order in which they are looked at: "protocol", "malformed", "self", "run", "origin", "codec", "lag",
-    "busy", "crossing". Crossing offers: the smaller peer id stays the caller and its offer is accepted; the other's is
-    refused, by this function on both sides. Only one meeting at a time: while we offer to a third peer we are busy.
+    busy: no seat is free, or we are in a meeting with this caller. offering: an offer of ours to this caller is not
+    answered yet. Reasons, in the order in which they are looked at: "protocol", "malformed", "self", "run", "origin",
+    "codec", "lag", "busy", "crossing". Crossing offers: the smaller peer id stays the caller and its offer is accepted;
+    the other's is refused, by this function on both sides.
     """
     if offer.protocol != mine.protocol:
         detail = f"the offer speaks protocol {offer.protocol}, we speak {mine.protocol}; the older side must upgrade"
         return Decision(False, "protocol", detail)
     # Not `or`: a refusal is false.
-    refusals = (_malformed(offer), _mismatch(offer, mine), _engaged(offer, mine, busy, offering_to))
+    refusals = (_malformed(offer), _mismatch(offer, mine), _engaged(offer, mine, busy, offering))
     return next((refusal for refusal in refusals if refusal is not None), ALLOWED)
 
 
@@ -56,8 +57,7 @@ def _malformed(offer: Offer) -> Decision | None:
     ]
     if len(offer.meeting_id) != MEETING_ID_BYTES:
         faults.append(f"meeting_id has {len(offer.meeting_id)} bytes, not {MEETING_ID_BYTES}")
-    if not 0 < offer.weight <= LARGEST_WEIGHT:  # refuses NaN too
-        faults.append(f"weight {offer.weight:g} is not above 0 and at most {LARGEST_WEIGHT:g}")
+    faults += _unfair(offer)
     if offer.patience_ms > LONGEST_PATIENCE_MS:
         faults.append(f"patience_ms {offer.patience_ms} is more than {LONGEST_PATIENCE_MS}")
     return Decision(False, "malformed", f"the offer is malformed: {faults[0]}; upgrade the caller") if faults else None
@@ -77,8 +77,8 @@ def _mismatch(offer: Offer, mine: Standing) -> Decision | None:
             "start anew from the run's first weights"
         )
         return Decision(False, "origin", detail)
-    if offer.codec != mine.codec:
-        detail = f"the offer wants codec {offer.codec:.32}, the run uses {mine.codec}; use that"
+    if offer.codec not in mine.codecs:
+        detail = f"the offer wants codec {offer.codec:.32}, the run uses {' or '.join(mine.codecs)}; use that"
         return Decision(False, "codec", detail)
     lag = offer.round - mine.round
     if abs(lag) > mine.max_lag:
@@ -88,15 +88,36 @@ def _mismatch(offer: Offer, mine: Standing) -> Decision | None:
     return None
 
 
-def _engaged(offer: Offer, mine: Standing, busy: bool, offering_to: str | None) -> Decision | None:
+def _engaged(offer: Offer, mine: Standing, busy: bool, offering: bool) -> Decision | None:
     """Find what else this peer is doing."""
     if busy:
-        return Decision(False, "busy", "we are in another meeting; ask someone else, or again in a moment")
-    if offering_to is None or (offering_to == offer.peer_id and offer.peer_id < mine.peer_id):
-        return None
-    if offering_to == offer.peer_id:
+        return Decision(False, "busy", "we are in other meetings; ask someone else, or again in a moment")
+    if offering and offer.peer_id > mine.peer_id:
         return Decision(False, "crossing", "our own offer to the caller is on its way and goes first; answer that one")
-    return Decision(False, "busy", "we are offering to another peer; ask someone else, or again in a moment")
+    return None
+
+
+def _unfair(said: Offer | Answer) -> list[str]:
+    """Find wishes that no honest peer has."""
+    faults = []
+    if not 0 < said.weight <= LARGEST_WEIGHT:  # refuses NaN too
+        faults.append(f"weight {said.weight:g} is not above 0 and at most {LARGEST_WEIGHT:g}")
+    if said.budget_bytes < 1:
+        faults.append("a budget of no bytes is none")
+    return faults
+
+
+def admit_answer(answer: Answer, codecs: Sequence[str]) -> Decision:
+    """Decide whether an answer is a yes that a meeting can be held by; else the reason is the callee's, or "malformed".
+
+    codecs: that the run allows.
+    """
+    if not answer.accepted:
+        return Decision(False, answer.reason[:64] or "malformed", answer.detail[:256])
+    faults = _unfair(answer)
+    if answer.codec not in codecs:
+        faults.append(f"codec {answer.codec:.32} is not the run's")
+    return Decision(False, "malformed", f"the answer is malformed: {faults[0]}") if faults else ALLOWED
 
 
 def admit_correction(norm: float, model_norm: float) -> Decision:

@@ -1,9 +1,10 @@
 """What of a model a meeting is about: as many directions of each tensor as are worth their bytes.
 
-A low-rank codec names a budget, that of R directions of every matrix. How to spend it the caller decides anew for every
-meeting, one direction after another, each time where a byte buys most. Averaging a direction in which two peers differ
-by an energy of σ² (a squared singular value of the difference) is worth about h σ², where h is how much the loss minds
-(`peer.sensitivity`): differences are larger in some tensors than in others, and matter more in some.
+A meeting under a low-rank codec has a budget in bytes: that of R directions of every matrix if the codec says R, else
+what the two links afford. How to spend it the caller decides anew for every meeting, one direction after another, each
+time where a byte buys most. Averaging a direction in which two peers differ by an energy of σ² (a squared singular
+value of the difference) is worth about h σ², where h is how much the loss minds (`peer.sensitivity`): differences are
+larger in some tensors than in others, and matter more in some.
 
 What σ² to expect a peer knows from its last exchanges, with whomever (`peer.core.prior`). A direction beyond those it
 has seen is taken to be as strong as the weakest of them, and so a tensor gets one more, and then another, for as long
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from peer.core.codec import Codec, part, parts
+from peer.core.codec import Codec, part, parts, slices
 from peer.core.part import Part
 from peer.core.prior import Prior
 from peer.errors import ProtocolError
@@ -44,7 +46,7 @@ class _Bid:
 
 
 class Allocation:
-    """How meetings of one run are made up. shapes: of the parameters, in the model's order."""
+    """How meetings of one run and codec are made up. shapes: of the parameters, in the model's order."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], codec: Codec) -> None:
         self.codec = codec
@@ -53,53 +55,71 @@ class Allocation:
             name: max(1, min(shape[0], prod(shape[1:]))) if shape else 1 for name, shape in self._shapes.items()
         }
         self._cuts: dict[tuple[str, int], Part] = {}
-        evenly = parts(self._shapes, codec)
-        total = sum(_bytes(each) * (1 if len(each.shape) > 1 else VECTORS) for each in evenly)
-        self._budget_bytes = max(int(total), *(_bytes(self._cut(name, 1)) for name in self._shapes))
+        self.whole_bytes = sum(_bytes(self._cut(name, self._most[name])) for name in self._shapes)
+        least = max(_bytes(self._cut(name, 1)) for name in self._shapes)
+        self.least_bytes = least if codec.low else self.whole_bytes
 
-    def ranks(self, priors: Mapping[str, Prior], sensitivity: Mapping[str, float]) -> list[int]:
+    def evenly_bytes(self, rank: int) -> int:
+        """Return the budget of so many directions of every matrix: `VECTORS` of all vectors come on top."""
+        total = sum(_bytes(self._cut(name, rank)) * _share(shape) for name, shape in self._shapes.items())
+        return max(int(total), self.least_bytes)
+
+    def rank_for(self, budget_bytes: int) -> int:
+        """Return how many directions of every matrix a budget is good for, at least 1."""
+        more = range(2, max(self._most.values()) + 1)
+        return 1 + bisect_right(more, budget_bytes, key=self.evenly_bytes)
+
+    def ranks(
+        self, priors: Mapping[str, Prior], sensitivity: Mapping[str, float], budget_bytes: int | None = None
+    ) -> list[int]:
         """Return how many directions of each tensor to send, 0: nothing; nothing at all to say where all go whole.
 
-        sensitivity: h by name; 1 where there is none.
+        sensitivity: h by name; 1 where there is none. budget_bytes: of all legs together; None: what the codec says.
         """
-        if self.codec.rank is None:
+        if not self.codec.low:
             return []
-        ranks, left = dict.fromkeys(self._shapes, 0), self._budget_bytes
-        heap = [bid for name in self._shapes for bid in self._next(name, 1, priors, sensitivity)]
+        left = self._budget(budget_bytes)
+        ranks, curious = dict.fromkeys(self._shapes, 0), self.rank_for(left)
+        heap = [bid for name in self._shapes for bid in self._next(name, 1, curious, priors, sensitivity)]
         heapq.heapify(heap)
         while heap:
             bid = heapq.heappop(heap)
             if bid.bytes <= left:
                 left -= bid.bytes
                 ranks[bid.name] = bid.rank
-                for more in self._next(bid.name, bid.rank + 1, priors, sensitivity):
+                for more in self._next(bid.name, bid.rank + 1, curious, priors, sensitivity):
                     heapq.heappush(heap, more)
         return list(ranks.values())
 
-    def parts(self, ranks: Sequence[int]) -> list[Part]:
-        """Return what travels, in the model's order; raises `ProtocolError` for ranks that no honest caller offers."""
-        if self.codec.rank is None:
+    def parts(self, ranks: Sequence[int], budget_bytes: int | None = None) -> list[Part]:
+        """Return what travels, in the model's order; raises `ProtocolError` for ranks that no honest caller has."""
+        if not self.codec.low:
             if ranks:
-                raise ProtocolError("malformed", f"the offer has ranks beside codec {self.codec.spec}, which has none")
+                raise ProtocolError("malformed", f"there are ranks beside codec {self.codec.spec}, which has none")
             return parts(self._shapes, self.codec)
         if len(ranks) != len(self._shapes):
-            raise ProtocolError("malformed", f"the offer has {len(ranks)} ranks for {len(self._shapes)} tensors")
+            raise ProtocolError("malformed", f"there are {len(ranks)} ranks for {len(self._shapes)} tensors")
         cut = [self._cut(name, rank) for name, rank in zip(self._shapes, ranks, strict=True) if rank]
-        size = sum(map(_bytes, cut))
-        if not cut or size > self._budget_bytes:
-            detail = f"the offer's ranks come to {size} bytes, above 0 and up to {self._budget_bytes} are allowed"
+        size, most = sum(map(_bytes, cut)), self._budget(budget_bytes)
+        if not cut or size > most:
+            detail = f"the meeting's ranks come to {size} bytes, above 0 and up to {most} are allowed"
             raise ProtocolError("malformed", detail)
-        return cut
+        return [piece for each in cut for piece in slices(each, self.codec)]
+
+    def _budget(self, budget_bytes: int | None) -> int:
+        if budget_bytes is None:
+            return self.evenly_bytes(self.codec.rank or 1)
+        return max(budget_bytes, self.least_bytes)
 
     def _next(
-        self, name: str, rank: int, priors: Mapping[str, Prior], sensitivity: Mapping[str, float]
+        self, name: str, rank: int, curious: int, priors: Mapping[str, Prior], sensitivity: Mapping[str, float]
     ) -> Iterator[_Bid]:
         """Yield one more direction of a tensor, if there is one to have."""
         prior, before = priors[name], self._cut(name, rank - 1) if rank > 1 else None
         if before is not None and not before.rank:
             return  # it travels whole already
         known = None if prior.energy is None else len(prior.energy)
-        most = (self.codec.rank or 1) if known is None else known + max(1, known // CURIOSITY)
+        most = curious if known is None else known + max(1, known // CURIOSITY)
         cost = _bytes(self._cut(name, rank)) - (_bytes(before) if before else 0)
         if rank <= most and cost > 0:
             worth = math.inf if rank == 1 and prior.idle >= FORGOTTEN else prior.expected(rank)
@@ -114,3 +134,7 @@ class Allocation:
 
 def _bytes(part: Part) -> int:
     return sum(part.leg_bytes)
+
+
+def _share(shape: tuple[int, ...]) -> float:
+    return 1 if len(shape) > 1 else VECTORS

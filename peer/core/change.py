@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ _CHUNK = 2**18
 
 @dataclass(frozen=True)
 class Change:
-    """C of one tensor: `left` (rows × rank) times `right` (columns × rank) transposed; `left` alone if it is whole.
+    """C of one part: `left` (rows × rank) times `right` (columns × rank) transposed; `left` (rows × columns) if whole.
 
     spread: the standard deviation of D Q's columns, where D is the difference and Q the caller's basis (rank,).
     """
@@ -29,7 +29,7 @@ class Change:
     def add_(self, x: Tensor, weight: float) -> None:
         """Add weight × C to a tensor in place, on the tensor's own device and in its dtype."""
         if self.right is None:
-            x.add_(self.left.to(x.device, x.dtype).view(x.shape), alpha=weight)
+            self.part.of(x).add_(self.left.to(x.device, x.dtype), alpha=weight)
             return
         left, right = self.left.to(x.device), self.right.to(x.device)
         if self.part.turned:
@@ -39,6 +39,13 @@ class Change:
             flat.addmm_(left, right.T, alpha=weight)
         else:
             flat.add_((left @ right.T).mul_(weight).to(x.dtype))
+
+    def to(self, device: torch.device) -> Change:
+        """Return this change on a device."""
+        if self.left.device == device:
+            return self
+        right = None if self.right is None else _moved(self.right, device)
+        return replace(self, left=_moved(self.left, device), right=right)
 
     def squared_norm(self) -> float:
         """Return ‖C‖²; for factors tr((PᵀP)(δᵀδ)), without forming C."""
@@ -50,6 +57,11 @@ class Change:
         return float(((left.T @ left) * (right.T @ right)).sum().clamp(min=0))
 
 
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    # from pinned memory a GPU fetches it by itself
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Correction:
     """C of a whole model. The caller adds −w C, the callee +w C: equal and opposite, so the swarm's mean stays."""
@@ -57,10 +69,15 @@ class Correction:
     changes: tuple[Change, ...]
 
     @torch.no_grad()
-    def add_(self, tensors: Tensors, weight: float) -> None:
-        """Add weight × C to every tensor in place."""
+    def add_(self, weight: float, *models: Tensors) -> None:
+        """Add weight × C to every tensor of some models (weights, anchor) in place."""
         for change in self.changes:
-            change.add_(tensors[change.part.name], weight)
+            for tensors in models:
+                change.add_(tensors[change.part.name], weight)
+
+    def to(self, device: torch.device) -> Correction:
+        """Return this correction on a device."""
+        return Correction(tuple(change.to(device) for change in self.changes))
 
     def norm(self) -> float:
         """Return the L2 norm of C over all tensors."""

@@ -19,21 +19,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import Tensor
 
 from peer.core.change import Change
+from peer.core.frame import Buffer
 from peer.core.half import Rounding, difference, first_half, half_bytes, seen, steps_bytes
 from peer.core.part import Part
 from peer.core.prior import Guess, even, spread_of
 from peer.core.quantize import Format, decode, encode, encoded_bytes
 from peer.errors import ConfigError
 
-_SPEC = re.compile(r"(?:rank(?P<rank>[1-9][0-9]{0,3})(?:-int(?P<thin>[48]))?|none|int(?P<whole>[48]))")
+_SPEC = re.compile(r"(?:(?P<low>rank)(?P<rank>[1-9][0-9]{0,3})?(?:-int(?P<thin>[48]))?|none|int(?P<whole>[48]))")
 SPECS = "none, int8, int4, or rankR, alone or with -int8 or -int4, such as rank4-int4"
+
+SLICE = 2**18
+"""Numbers in a part that travels whole, at most, but for a longer row: what fits a cache, and a frame."""
 
 OUTSIDE = 2.0
 """How much larger than what P shows of them Z's columns are taken to be: P sees no further than Q."""
@@ -41,12 +45,14 @@ OUTSIDE = 2.0
 
 @dataclass(frozen=True)
 class Codec:
-    """How differences travel. rank None sends whole tensors.
+    """How differences travel: some directions of each matrix (low), or whole tensors.
 
+    rank: as many directions of every matrix are what a meeting may cost; None: that is said from meeting to meeting.
     form: of Q, P̂ and differences. probe, fine: how P_a, and what answers it or is whole, are rounded; None: not at all.
     """
 
     spec: str
+    low: bool
     rank: int | None
     form: Format
     probe: Rounding | None
@@ -68,12 +74,25 @@ def parse(spec: str) -> Codec:
     rank = int(match["rank"]) if match["rank"] else None
     digits = match["thin"] or match["whole"]
     form, probe, fine = _ROUNDED[digits] if digits else (Format.FP32, None, None)
-    return Codec(spec, rank, form, probe, fine)
+    return Codec(spec, bool(match["low"]), rank, form, probe, fine)
 
 
 def parts(shapes: Mapping[str, tuple[int, ...]], codec: Codec) -> list[Part]:
     """Cut a model evenly, each matrix to the codec's rank, in canonical order: that of the mapping."""
-    return [part(name, tuple(shape), codec, codec.rank or 1) for name, shape in shapes.items()]
+    evenly = [part(name, tuple(shape), codec, codec.rank or 1) for name, shape in shapes.items()]
+    return [piece for each in evenly for piece in slices(each, codec)]
+
+
+def slices(whole: Part, codec: Codec) -> list[Part]:
+    """Cut a part that travels whole, and is large, into several; return any other as it is."""
+    if whole.rank or whole.rows * whole.columns <= SLICE:
+        return [whole]
+    high = max(1, SLICE // whole.columns)
+    spans = [(first, min(high, whole.rows - first)) for first in range(0, whole.rows, high)]
+    return [
+        replace(whole, first=first, rows=rows, leg_bytes=_whole_bytes(codec, rows, whole.columns))
+        for first, rows in spans
+    ]
 
 
 def part(name: str, shape: tuple[int, ...], codec: Codec, rank: int) -> Part:
@@ -84,9 +103,9 @@ def part(name: str, shape: tuple[int, ...], codec: Codec, rank: int) -> Part:
     count = prod(shape)
     high = shape[0] if len(shape) > 1 and count else 1
     wide = count // high
-    legs = (steps_bytes(codec.fine, high) + half_bytes(codec.fine, count), encoded_bytes(codec.form, count), 0)
+    legs = _whole_bytes(codec, high, wide)
     whole = Part(name, shape, high, wide, False, 0, legs)
-    if codec.rank is None or len(shape) < 2 or count == 0:
+    if not codec.low or len(shape) < 2 or count == 0:
         return whole
     rows, columns = max(high, wide), min(high, wide)
     rank = min(rank, columns)
@@ -105,7 +124,7 @@ def part(name: str, shape: tuple[int, ...], codec: Codec, rank: int) -> Part:
 def probe(part: Part, codec: Codec, x: Tensor, guess: Guess) -> bytearray:
     """Leg 1, caller: encode Q and P_a = X_a Q, or x_a."""
     if guess.basis is None:
-        return first_half(_whole(part, x), guess.spread, codec.fine, guess.cold)
+        return first_half(part.of(x.detach()), guess.spread, codec.fine, guess.cold)
     sent = encode(guess.basis, codec.form)
     q = decode(sent, codec.form, (part.columns, part.rank)).to(x.device)
     return sent + first_half(part.times(x, q).T, guess.spread, codec.probe, guess.cold)
@@ -119,12 +138,12 @@ class Found:
     spread: Tensor | None = None
 
 
-def reply(part: Part, codec: Codec, x: Tensor, payload: bytearray) -> tuple[bytearray, Found]:
+def reply(part: Part, codec: Codec, x: Tensor, payload: Buffer) -> tuple[bytearray, Found]:
     """Leg 2, callee: encode P̂, how large P is, and Z_b = X_bᵀ P̂; or all of C."""
     view = memoryview(payload)
     if not part.rank:
-        sent = encode(difference(view, _whole(part, x), codec.fine), codec.form)
-        return sent, Found(decode(sent, codec.form, part.shape))
+        sent = encode(difference(view, part.of(x.detach()), codec.fine), codec.form)
+        return sent, Found(decode(sent, codec.form, (part.rows, part.columns)))
     size = encoded_bytes(codec.form, part.columns * part.rank)
     q = decode(view[:size], codec.form, (part.columns, part.rank)).to(x.device)
     p = difference(view[size:], part.times(x, q).T, codec.probe)  # rank × rows
@@ -135,10 +154,10 @@ def reply(part: Part, codec: Codec, x: Tensor, payload: bytearray) -> tuple[byte
     return sent + first_half(part.transposed_times(x, found.left.to(x.device)).T, expected, codec.fine), found
 
 
-def answer(part: Part, codec: Codec, x: Tensor, payload: bytearray) -> tuple[bytearray, Change]:
+def answer(part: Part, codec: Codec, x: Tensor, payload: Buffer) -> tuple[bytearray, Change]:
     """Leg 3, caller: encode Z (nothing of a whole tensor); also return C as the callee will hold it."""
     if not part.rank:
-        return bytearray(), Change(part, decode(payload, codec.form, part.shape), None)
+        return bytearray(), Change(part, decode(payload, codec.form, (part.rows, part.columns)), None)
     view = memoryview(payload)
     found = _found(part, codec, view)
     own = part.transposed_times(x, found.left.to(x.device)).T  # rank × columns
@@ -147,7 +166,7 @@ def answer(part: Part, codec: Codec, x: Tensor, payload: bytearray) -> tuple[byt
     return sent, settle(part, codec, found, sent)
 
 
-def settle(part: Part, codec: Codec, found: Found, payload: bytearray) -> Change:
+def settle(part: Part, codec: Codec, found: Found, payload: Buffer) -> Change:
     """After leg 3, callee: return C from what it sent in leg 2 and the Z that it received."""
     if not part.rank:
         return Change(part, found.left, None)
@@ -161,5 +180,6 @@ def _found(part: Part, codec: Codec, view: memoryview) -> Found:
     return Found(left, decode(view[size : size + more], Format.BF16, (part.rank,)).abs())
 
 
-def _whole(part: Part, x: Tensor) -> Tensor:
-    return x.detach().reshape(part.rows, part.columns)
+def _whole_bytes(codec: Codec, rows: int, columns: int) -> tuple[int, int, int]:
+    count = rows * columns
+    return steps_bytes(codec.fine, rows) + half_bytes(codec.fine, count), encoded_bytes(codec.form, count), 0

@@ -1,9 +1,10 @@
 """One exchange as a state machine: messages and outcomes in, messages and one correction out. No sockets, no clock.
 
-The machine is driven from two sides. The network hands it messages (`receive`) and bad news (`lost`); training lets it
-read the live weights at a step boundary (`advance`), where it does every product that what has arrived so far allows.
-All tensors flow through the three legs (see `peer.core.codec`) independently of one another, so that on a slow link
-arithmetic and all three legs overlap.
+The machine is driven from two sides. The network hands it messages (`receive`) and bad news (`lost`) and asks what to
+say next (`say`); a worker lets it do the products that what has arrived so far allows (`advance`), a small batch at a
+time, from weights that stand still meanwhile. `advance` may run in a thread of its own, everything else belongs to one.
+All tensors flow through the three legs (see `peer.core.codec`) independently of one another, so that arithmetic and
+all three legs overlap.
 
 What may happen in which phase is `TABLE`; a pair that is not in it is a `ProtocolError`, and nothing is applied.
 """
@@ -11,33 +12,40 @@ What may happen in which phase is `TABLE`; a pair that is not in it is a `Protoc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from enum import Enum
 
-from torch import Tensor, linalg
+import torch
+from torch import Tensor
 
 from peer.core import codec as codecs
 from peer.core.change import Change, Correction
 from peer.core.codec import Codec, Found
 from peer.core.decision import Decision
+from peer.core.frame import Frame, Said
 from peer.core.legs import Inbox, Outbox
 from peer.core.part import Part
 from peer.core.prior import Guess
 from peer.errors import ProtocolError
-from peer.wire.peer_pb2 import Abort, Answer, Commit, Done, Frame, Message
+from peer.wire.peer_pb2 import Abort, Commit, Cut, Done, Message, Progress
 
-BUDGET_BYTES = 64 * 1024 * 1024
+CPU = torch.device("cpu")
+
+BATCH = 2**21
+"""Numbers of the weights that one batch of products reads, or a few more: some milliseconds of work."""
+
+BACKLOG_BYTES = 4 * 2**20
+"""No more products are done ahead of what the link takes, and no more is taken from the link ahead of the products."""
 
 
 class Phase(Enum):
-    """Where an exchange stands. The last four are endings."""
+    """Where an exchange stands. The last three are endings."""
 
-    OFFERED = "offered"  # caller: offer sent
-    PROBING = "probing"  # caller: legs 1 and 3 go out, leg 2 comes in
+    PROBING = "probing"  # caller: accepted; Cut, legs 1 and 3 go out, leg 2 comes in
     SETTLING = "settling"  # caller: all sent, Commit too; waits for Done
-    SERVING = "serving"  # callee: accepted; legs 1 and 3 come in, leg 2 goes out
+    ACCEPTED = "accepted"  # callee: has said yes; waits for Cut
+    SERVING = "serving"  # callee: legs 1 and 3 come in, leg 2 goes out
     APPLIED = "applied"
-    DECLINED = "declined"
     ABORTED = "aborted"
     DOUBTED = "doubted"  # caller: everything was sent, but how it ended is not known
 
@@ -45,64 +53,91 @@ class Phase(Enum):
 class Cue(Enum):
     """What can happen to an exchange."""
 
-    ACCEPT = "accept"  # an Answer that accepts
-    DECLINE = "decline"  # an Answer that declines
+    CUT = "cut"
     FRAME = "frame"
+    PROGRESS = "progress"
     SENT = "sent"  # our last frame and Commit are on their way
-    COMMIT = "commit"
+    COMMIT = "commit"  # and every product is done
     DONE = "done"
     ABORT = "abort"  # the partner's, or our own: a message that breaks the rules, a correction that is refused
     LOST = "lost"  # the stream ended, or was silent past its deadline
 
 
 TABLE: dict[tuple[Phase, Cue], Phase] = {
-    (Phase.OFFERED, Cue.ACCEPT): Phase.PROBING,
-    (Phase.OFFERED, Cue.DECLINE): Phase.DECLINED,
-    (Phase.OFFERED, Cue.ABORT): Phase.ABORTED,
-    (Phase.OFFERED, Cue.LOST): Phase.ABORTED,
     (Phase.PROBING, Cue.FRAME): Phase.PROBING,
+    (Phase.PROBING, Cue.PROGRESS): Phase.PROBING,
     (Phase.PROBING, Cue.SENT): Phase.SETTLING,
     (Phase.PROBING, Cue.ABORT): Phase.ABORTED,
     (Phase.PROBING, Cue.LOST): Phase.ABORTED,
+    (Phase.SETTLING, Cue.PROGRESS): Phase.SETTLING,
     (Phase.SETTLING, Cue.DONE): Phase.APPLIED,
     (Phase.SETTLING, Cue.ABORT): Phase.ABORTED,
     (Phase.SETTLING, Cue.LOST): Phase.DOUBTED,
     (Phase.DOUBTED, Cue.DONE): Phase.APPLIED,
     (Phase.DOUBTED, Cue.ABORT): Phase.ABORTED,
+    (Phase.ACCEPTED, Cue.CUT): Phase.SERVING,
+    (Phase.ACCEPTED, Cue.ABORT): Phase.ABORTED,
+    (Phase.ACCEPTED, Cue.LOST): Phase.ABORTED,
     (Phase.SERVING, Cue.FRAME): Phase.SERVING,
+    (Phase.SERVING, Cue.PROGRESS): Phase.SERVING,
     (Phase.SERVING, Cue.COMMIT): Phase.APPLIED,
     (Phase.SERVING, Cue.ABORT): Phase.ABORTED,
     (Phase.SERVING, Cue.LOST): Phase.ABORTED,
 }
-ENDINGS = frozenset({Phase.APPLIED, Phase.DECLINED, Phase.ABORTED, Phase.DOUBTED})
+ENDINGS = frozenset({Phase.APPLIED, Phase.ABORTED, Phase.DOUBTED})
 
-_CUES = {"frame": Cue.FRAME, "commit": Cue.COMMIT, "done": Cue.DONE, "abort": Cue.ABORT}
+_CUES = {
+    "cut": Cue.CUT,
+    "progress": Cue.PROGRESS,
+    "commit": Cue.COMMIT,
+    "done": Cue.DONE,
+    "abort": Cue.ABORT,
+}
 
 
 Read = Callable[[str], Tensor]
 """Parameter name → the live tensor that is exchanged."""
 
-Admit = Callable[[float, float], Decision]
-"""‖C‖ and the norm of one's own model → whether the correction may be applied."""
+Admit = Callable[[float], Decision]
+"""‖C‖ → whether the correction may be applied."""
 
 
 class Exchange:
-    """What caller and callee share: the phase, the changes so far, and how messages move them."""
+    """What caller and callee share: the phase, the changes so far, and how messages move them.
 
-    def __init__(self, phase: Phase, parts: list[Part], codec: Codec, admit: Admit) -> None:
+    device: where the correction is to be. said_bytes, heard_bytes: of the payloads of frames. arrived_bytes: of those
+    that we said, as the partner tells.
+    """
+
+    def __init__(self, phase: Phase, codec: Codec, parts: Sequence[Part], admit: Admit, device: torch.device) -> None:
         self.phase = phase
         self.reason = ""
         self.detail = ""
-        self._parts = parts
+        self.said_bytes = self.heard_bytes = self.arrived_bytes = 0
+        self._told_bytes = 0
         self._codec = codec
+        self._parts = parts
         self._admit = admit
+        self._device = device
         self._changes: dict[int, Change] = {}
-        self._squares, self._model_squares = 0.0, 0.0
+        self._squares = 0.0
+        self._inboxes: tuple[Inbox, ...] = ()
+        self._outboxes: tuple[Outbox, ...] = ()
 
     @property
     def ended(self) -> bool:
         """Whether nothing more can happen, but for a doubt that is resolved."""
         return self.phase in ENDINGS
+
+    @property
+    def due(self) -> bool:
+        """Whether `advance` has something to do."""
+        raise NotImplementedError
+
+    @property
+    def full(self) -> bool:
+        """Whether so much has arrived that is still to be dealt with that no more should be taken from the link."""
+        return sum(inbox.ready_bytes for inbox in self._inboxes) > BACKLOG_BYTES
 
     @property
     def correction(self) -> Correction:
@@ -111,10 +146,38 @@ class Exchange:
             raise RuntimeError(f"there is no correction in phase {self.phase.value}")
         return Correction(tuple(self._changes[index] for index in range(len(self._parts))))
 
-    def receive(self, message: Message) -> list[Message]:
-        """Take a message in and return what to say at once; a broken rule aborts, and raises `ProtocolError`."""
+    def advance(self, read: Read) -> None:
+        """Do a batch of the products that are due; raises `ProtocolError` on what can't be right."""
+        raise NotImplementedError
+
+    def say(self, most_bytes: int) -> Said | None:
+        """Return what to say next, a frame of at most so many bytes; None if there is nothing to say for now.
+
+        Raises `ProtocolError` when the correction that came of it all may not be applied.
+        """
+        for outbox in self._outboxes:
+            frame = None if self.ended else outbox.take(most_bytes)
+            if frame is not None:
+                self.said_bytes += len(frame.payload)
+                return frame
+        return None
+
+    @property
+    def untold(self) -> bool:
+        """Whether more has arrived than the partner was told."""
+        return not self.ended and self.heard_bytes > self._told_bytes
+
+    def progress(self) -> Message | None:
+        """Return what tells the partner how much has arrived, if anything has since it was last told."""
+        if not self.untold:
+            return None
+        self._told_bytes = self.heard_bytes
+        return Message(progress=Progress(bytes=self.heard_bytes))
+
+    def receive(self, said: Said) -> None:
+        """Take in what the partner said; a broken rule aborts, and raises `ProtocolError`."""
         try:
-            return self._receive(message)
+            self._receive(said)
         except ProtocolError as error:
             self._give_up(error.reason, error.detail)
             raise
@@ -133,39 +196,43 @@ class Exchange:
         """Learn how a doubted exchange ended on the other side."""
         self._step(Cue.DONE if applied else Cue.ABORT)
 
-    def _receive(self, message: Message) -> list[Message]:
-        body = message.WhichOneof("body")
-        if body == "answer":
-            self._answered(message.answer)
-            return []
-        cue = _CUES.get(body or "")
+    def _receive(self, said: Said) -> None:
+        body = "frame" if isinstance(said, Frame) else said.WhichOneof("body")
+        cue = Cue.FRAME if isinstance(said, Frame) else _CUES.get(body or "")
         if cue is None:
             raise ProtocolError("malformed", f"a message {body!r} has no place in an exchange")
         if (self.phase, cue) not in TABLE:
             raise ProtocolError("late" if self.ended else "malformed", f"{body} in phase {self.phase.value}")
-        if cue is Cue.ABORT:
-            self._end(cue, message.abort.reason[:64], message.abort.detail[:256])
-            return []
-        if cue is Cue.FRAME:
-            self._take(message.frame)
+        if isinstance(said, Frame):
+            self._take(said)
+            self.heard_bytes += len(said.payload)
+        elif cue is Cue.ABORT:
+            self._end(cue, said.abort.reason[:64], said.abort.detail[:256])
+        elif cue is Cue.PROGRESS:
+            self._arrived(said.progress.bytes)
+        elif cue is Cue.CUT:
+            self._begin(said.cut)
         elif cue is Cue.COMMIT:
-            self._check_whole()
-        self._step(cue)
-        return [Message(done=Done())] if cue is Cue.COMMIT else []
-
-    def _answered(self, answer: Answer) -> None:
-        self._step(Cue.ACCEPT if answer.accepted else Cue.DECLINE)
-        if not answer.accepted:
-            self.reason, self.detail = answer.reason[:64], answer.detail[:256]
+            self._committed()
+        else:
+            self._step(cue)
 
     def _take(self, frame: Frame) -> None:
         raise NotImplementedError
 
-    def _check_whole(self) -> None:
-        """Raise `ProtocolError` unless every change is there and together they are in proportion."""
-        if len(self._changes) < len(self._parts):
-            raise ProtocolError("truncated", f"{len(self._changes)} of {len(self._parts)} tensors arrived")
-        decision = self._admit(math.sqrt(self._squares), math.sqrt(self._model_squares))
+    def _begin(self, cut: Cut) -> None:
+        raise NotImplementedError
+
+    def _committed(self) -> None:
+        raise NotImplementedError
+
+    def _arrived(self, bytes: int) -> None:
+        if not self.arrived_bytes <= bytes <= self.said_bytes:
+            raise ProtocolError("malformed", f"{bytes} bytes are said to have arrived of {self.said_bytes}")
+        self.arrived_bytes = bytes
+
+    def _check_proportion(self) -> None:
+        decision = self._admit(math.sqrt(self._squares))
         if not decision:
             raise ProtocolError(decision.reason, decision.detail)
 
@@ -174,13 +241,9 @@ class Exchange:
         if not self.ended:
             self._end(Cue.LOST if self.phase is Phase.SETTLING else Cue.ABORT, reason, detail)
 
-    def _weigh(self, x: Tensor) -> Tensor:
-        self._model_squares += float(linalg.vector_norm(x.detach())) ** 2
-        return x
-
     def _keep(self, index: int, change: Change) -> None:
         self._squares += change.squared_norm()
-        self._changes[index] = change
+        self._changes[index] = change.to(self._device)
 
     def _end(self, cue: Cue, reason: str, detail: str) -> None:
         self._step(cue)
@@ -193,86 +256,138 @@ class Exchange:
 
 
 class Caller(Exchange):
-    """The side that offered: legs 1 and 3 are its own. It applies −w C on Done."""
+    """The side that offered, once its offer is accepted: legs 1 and 3 are its own. It applies −w C on Done."""
 
-    def __init__(self, parts: list[Part], codec: Codec, guesses: Mapping[str, Guess], admit: Admit) -> None:
-        super().__init__(Phase.OFFERED, parts, codec, admit)
+    def __init__(
+        self,
+        codec: Codec,
+        ranks: Sequence[int],
+        parts: Sequence[Part],
+        guesses: Sequence[Guess],
+        admit: Admit,
+        device: torch.device = CPU,
+    ) -> None:
+        super().__init__(Phase.PROBING, codec, parts, admit, device)
+        self._cut: Cut | None = Cut(ranks=ranks)
         self._guesses = guesses
         self._probed = 0
         self._probes, self._answers = Outbox(1), Outbox(3)
+        self._outboxes = (self._answers, self._probes)
         self._replies = Inbox(2, [part.leg_bytes[1] for part in parts])
+        self._inboxes = (self._replies,)
 
     @property
     def due(self) -> bool:
         """Whether `advance` has something to do."""
-        return self.phase is Phase.PROBING and (self._probed < len(self._parts) or bool(self._replies.ready))
+        return self.phase is Phase.PROBING and (bool(self._replies.ready) or self._may_probe)
 
-    def advance(self, read: Read, budget_bytes: int = BUDGET_BYTES) -> list[Message]:
-        """At a step boundary: do the products that are due, at most budget_bytes of them; return what to send."""
-        out: list[Message] = []
-        while self._replies.ready and self.phase is Phase.PROBING:
-            index, payload = self._replies.ready.pop(0)
-            part = self._parts[index]
-            sent, change = codecs.answer(part, self._codec, read(part.name), payload)
-            self._keep(index, change)
-            out += self._answers.put(sent)
-        out += self._answers.flush()
-        while self.phase is Phase.PROBING and self._probed < len(self._parts) and budget_bytes > 0:
-            part = self._parts[self._probed]
-            x = self._weigh(read(part.name))
-            sent = codecs.probe(part, self._codec, x, self._guesses[part.name])
-            self._probed += 1
-            budget_bytes -= len(sent)
-            out += self._probes.put(sent)
-        out += self._probes.flush()
-        if self.phase is Phase.PROBING and len(self._changes) == len(self._parts):
-            self._check_whole()
-            out.append(Message(commit=Commit()))
+    def advance(self, read: Read) -> None:
+        """Do a batch of the products that are due."""
+        left = BATCH
+        while self.due and left > 0:
+            if self._replies.ready:
+                index, payload = self._replies.next()
+                part = self._parts[index]
+                sent, change = codecs.answer(part, self._codec, read(part.name), payload)
+                self._keep(index, change)
+                self._answers.put(sent)
+            else:
+                part = self._parts[self._probed]
+                self._probes.put(codecs.probe(part, self._codec, read(part.name), self._guesses[self._probed]))
+                self._probed += 1
+            left -= part.rows * part.columns
+
+    def say(self, most_bytes: int) -> Said | None:
+        """Say Cut first, and Commit last."""
+        if self._cut is not None:
+            said, self._cut = Message(cut=self._cut), None
+            return said
+        frame = super().say(most_bytes)
+        if frame is None and self.phase is Phase.PROBING and len(self._changes) == len(self._parts):
+            self._check_proportion()
             self._step(Cue.SENT)
-        return out
+            return Message(commit=Commit())
+        return frame
+
+    @property
+    def _may_probe(self) -> bool:
+        return self._probed < len(self._parts) and self._probes.backlog_bytes < BACKLOG_BYTES
 
     def _take(self, frame: Frame) -> None:
         self._replies.take(frame)
 
 
 class Callee(Exchange):
-    """The side that accepted: leg 2 is its own. It applies +w C on Commit."""
+    """The side that accepted: leg 2 is its own. It applies +w C once it has said Done.
 
-    def __init__(self, parts: list[Part], codec: Codec, admit: Admit) -> None:
-        super().__init__(Phase.SERVING, parts, codec, admit)
+    cut: makes parts of ranks, or raises `ProtocolError`.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        cut: Callable[[Sequence[int]], Sequence[Part]],
+        admit: Admit,
+        device: torch.device = CPU,
+    ) -> None:
+        super().__init__(Phase.ACCEPTED, codec, (), admit, device)
+        self._cut = cut
         self._found: dict[int, Found] = {}
-        self._replies = Outbox(2)
-        self._probes = Inbox(1, [part.leg_bytes[0] for part in parts])
-        self._answers = Inbox(3, [part.leg_bytes[2] for part in parts])
+        self._replies, self._probes, self._answers = Outbox(2), Inbox(1, []), Inbox(3, [])
+        self._outboxes = (self._replies,)
+        self._commit = False
 
     @property
     def due(self) -> bool:
         """Whether `advance` has something to do."""
-        return self.phase is Phase.SERVING and bool(self._probes.ready)
+        return self.phase is Phase.SERVING and (bool(self._answers.ready) or self._may_reply)
 
-    def advance(self, read: Read, budget_bytes: int = BUDGET_BYTES) -> list[Message]:
-        """At a step boundary: do the products that are due, at most budget_bytes of them; return what to send."""
-        out: list[Message] = []
-        while self._probes.ready and self.phase is Phase.SERVING and budget_bytes > 0:
-            index, payload = self._probes.ready.pop(0)
+    def advance(self, read: Read) -> None:
+        """Do a batch of the products that are due."""
+        left = BATCH
+        while self.due and left > 0:
+            if self._answers.ready:
+                index, payload = self._answers.next()
+                if index not in self._found:
+                    raise ProtocolError("malformed", "a difference arrived before the factor it answers was sent")
+                part = self._parts[index]
+                self._keep(index, codecs.settle(part, self._codec, self._found.pop(index), payload))
+                left -= (part.rows + part.columns) * part.rank
+                continue
+            index, payload = self._probes.next()
             part = self._parts[index]
-            x = self._weigh(read(part.name))
-            sent, found = codecs.reply(part, self._codec, x, payload)
+            sent, found = codecs.reply(part, self._codec, read(part.name), payload)
             if part.leg_bytes[2]:
                 self._found[index] = found
             else:
-                self._keep(index, codecs.settle(part, self._codec, found, bytearray()))
-            budget_bytes -= len(sent)
-            out += self._replies.put(sent)
-        return out + list(self._replies.flush())
+                self._keep(index, codecs.settle(part, self._codec, found, b""))
+            self._replies.put(sent)
+            left -= part.rows * part.columns
+
+    def say(self, most_bytes: int) -> Said | None:
+        """Say Done last, once Commit is there and all is done."""
+        frame = super().say(most_bytes)
+        if frame is None and self._commit and self.phase is Phase.SERVING and len(self._changes) == len(self._parts):
+            self._check_proportion()
+            self._step(Cue.COMMIT)
+            return Message(done=Done())
+        return frame
+
+    @property
+    def _may_reply(self) -> bool:
+        return bool(self._probes.ready) and self._replies.backlog_bytes < BACKLOG_BYTES
+
+    def _begin(self, cut: Cut) -> None:
+        self._parts = self._cut(cut.ranks)
+        self._probes = Inbox(1, [part.leg_bytes[0] for part in self._parts])
+        self._answers = Inbox(3, [part.leg_bytes[2] for part in self._parts])
+        self._inboxes = (self._probes, self._answers)
+        self._step(Cue.CUT)
 
     def _take(self, frame: Frame) -> None:
-        if frame.leg == 1:
-            self._probes.take(frame)
-            return
-        self._answers.take(frame)
-        for index, payload in self._answers.ready:
-            if index not in self._found:
-                raise ProtocolError("malformed", "a difference arrived before the factor it answers was sent")
-            self._keep(index, codecs.settle(self._parts[index], self._codec, self._found.pop(index), payload))
-        self._answers.ready.clear()
+        (self._probes if frame.leg == 1 else self._answers).take(frame)
+
+    def _committed(self) -> None:
+        if not (self._probes.complete and self._answers.complete):
+            raise ProtocolError("truncated", "the caller commits before all of its legs have arrived")
+        self._commit = True

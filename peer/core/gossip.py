@@ -134,9 +134,12 @@ def exchanged(outer: Outer, state: State, name: str) -> Tensor:
     return weight - state.outer["push"][name] if outer.form is Form.PLAIN else weight
 
 
-def pair_weight(alpha: float) -> float:
-    """Return w of X_a −= w C, X_b += w C for one meeting at a time: α/2, since Λ y is ½ (y_i − y_j) for a pair."""
-    return alpha / 2
+def pair_weight(alpha: float, at_once: int = 1) -> float:
+    """Return w of X_a −= w C, X_b += w C where a peer holds so many meetings at once: α/(k + 1).
+
+    That is λ_ij of `laplacian`: α/2 for a pair, since there Λ y is ½ (y_i − y_j).
+    """
+    return alpha / (at_once + 1)
 
 
 def laplacian(edges: Iterable[tuple[int, int]], n: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from peer.core import residue
+from peer.core.frame import Buffer
 from peer.core.quantize import Format, decode, encode, encoded_bytes
 from peer.errors import ProtocolError
 
@@ -89,7 +90,7 @@ def _steps(own: Tensor, spread: Tensor | None, rounding: Rounding, cold: float) 
     return torch.where(least > 0, torch.maximum(steps, least), 1.0)
 
 
-def _decoded_steps(payload: bytearray | memoryview, groups: int) -> Tensor:
+def _decoded_steps(payload: Buffer, groups: int) -> Tensor:
     steps = decode(payload, Format.BF16, (groups,))
     if not bool((steps > 0).all()):
         raise ProtocolError("malformed", "the partner sent a step that is not above zero")

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from zlib import crc32
+from collections import deque
 
+import numpy as np
+
+from peer.core.frame import Buffer, Frame
 from peer.errors import ProtocolError
-from peer.wire.peer_pb2 import Frame, Message
 
-FRAME_BYTES = 512 * 1024
-MAX_FRAME_BYTES = 1024 * 1024
+FRAME_BYTES = 1024 * 1024
+"""No frame is larger."""
+
+
+def checksum(payload: Buffer) -> int:
+    """Return the sum of the payload's little-endian 64-bit words modulo 2^64, the last one filled up with zeros."""
+    view = memoryview(payload)
+    whole = len(view) & ~7
+    total = int(np.frombuffer(view[:whole], "<u8").sum(dtype=np.uint64)) if whole else 0
+    return (total + int.from_bytes(view[whole:], "little")) % 2**64
+
+
+def framed(leg: int, offset: int, payload: Buffer) -> Frame:
+    """Return a frame with its checksum."""
+    return Frame(leg, offset, payload, checksum(payload))
 
 
 class Inbox:
-    """One incoming leg: frames in, whole parts out, in order. Takes no more memory than the part it is in."""
+    """One incoming leg: frames in, whole parts out, in order.
+
+    ready: parts that have arrived, with their numbers; a part that came as one frame is that frame's own memory. One
+    thread may `take` while another one asks for the `next`.
+    """
 
     def __init__(self, leg: int, sizes: list[int]) -> None:
         self.leg = leg
-        self.ready: list[tuple[int, bytearray]] = []
+        self.ready: deque[tuple[int, Buffer]] = deque()
         self._sizes = sizes
+        self._ready_bytes, self._read_bytes = 0, 0
         self._offset = 0
         self._end = sum(sizes)
         self._index = 0
@@ -31,31 +50,51 @@ class Inbox:
         """Whether the whole leg has arrived."""
         return self._offset == self._end
 
+    @property
+    def ready_bytes(self) -> int:
+        """Bytes of the parts that are ready."""
+        return self._ready_bytes - self._read_bytes
+
+    def next(self) -> tuple[int, Buffer]:
+        """Return the next part that is ready, and its number."""
+        index, part = self.ready.popleft()
+        self._read_bytes += len(part)
+        return index, part
+
     def take(self, frame: Frame) -> None:
         """Accept the leg's next frame; raises `ProtocolError` on any other one."""
-        payload = frame.payload
+        view = memoryview(frame.payload)
         if frame.leg != self.leg:
             raise ProtocolError("malformed", f"a frame of leg {frame.leg} where leg {self.leg} was due")
         if frame.offset != self._offset:
             raise ProtocolError("out-of-order", f"a frame at byte {frame.offset} where byte {self._offset} was due")
-        if not 0 < len(payload) <= MAX_FRAME_BYTES or self._offset + len(payload) > self._end:
-            raise ProtocolError("oversized", f"a frame of {len(payload)} bytes, {self._end - self._offset} were left")
-        if crc32(payload) != frame.checksum:
+        if not 0 < len(view) <= FRAME_BYTES or self._offset + len(view) > self._end:
+            raise ProtocolError("oversized", f"a frame of {len(view)} bytes, {self._end - self._offset} were left")
+        if checksum(view) != frame.checksum:
             raise ProtocolError("checksum", f"the frame at byte {frame.offset} arrived damaged")
-        self._offset += len(payload)
-        view = memoryview(payload)
+        self._offset += len(view)
         while view:
+            size = self._sizes[self._index]
+            if not self._filled and len(view) >= size:
+                self._finish(view[:size])
+                view = view[size:]
+                continue
             if not self._filled:
-                self._part = bytearray(self._sizes[self._index])
-            piece = view[: len(self._part) - self._filled]
+                self._part = bytearray(size)
+            piece = view[: size - self._filled]
             self._part[self._filled : self._filled + len(piece)] = piece
             self._filled += len(piece)
             view = view[len(piece) :]
-            if self._filled == len(self._part):
-                self.ready.append((self._index, self._part))
-                self._filled = 0
-                self._index += 1
-                self._skip_empty()
+            if self._filled == size:
+                self._finish(self._part)
+                self._part = bytearray()
+
+    def _finish(self, part: Buffer) -> None:
+        self._ready_bytes += len(part)
+        self.ready.append((self._index, part))
+        self._filled = 0
+        self._index += 1
+        self._skip_empty()
 
     def _skip_empty(self) -> None:
         while self._index < len(self._sizes) and self._sizes[self._index] == 0:
@@ -63,34 +102,40 @@ class Inbox:
 
 
 class Outbox:
-    """One outgoing leg: parts in, frames of even size out."""
+    """One outgoing leg: parts in, frames out. One thread may `put` while another one takes."""
 
     def __init__(self, leg: int) -> None:
         self.leg = leg
+        self._put_bytes = 0
         self._offset = 0
-        self._rest = bytearray()
+        self._waiting: deque[memoryview] = deque()
 
-    def put(self, part: bytes | bytearray) -> Iterator[Message]:
-        """Add a part; yield the frames that are full."""
-        view = memoryview(part)
-        if self._rest:
-            missing = FRAME_BYTES - len(self._rest)
-            self._rest += view[:missing]
-            view = view[missing:]
-            if len(self._rest) == FRAME_BYTES:
-                yield from self.flush()
-        while len(view) >= FRAME_BYTES:
-            yield self._frame(bytes(view[:FRAME_BYTES]))
-            view = view[FRAME_BYTES:]
-        self._rest += view
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes that wait to be taken."""
+        return self._put_bytes - self._offset
 
-    def flush(self) -> Iterator[Message]:
-        """Yield what is left as one frame."""
-        if self._rest:
-            rest, self._rest = bytes(self._rest), bytearray()
-            yield self._frame(rest)
+    def put(self, part: Buffer) -> None:
+        """Add a part, which nobody may change any more."""
+        if len(part):
+            self._put_bytes += len(part)
+            self._waiting.append(memoryview(part))
 
-    def _frame(self, payload: bytes) -> Message:
-        frame = Frame(leg=self.leg, offset=self._offset, payload=payload, checksum=crc32(payload))
+    def take(self, most_bytes: int) -> Frame | None:
+        """Return the next frame, of at most so many bytes: part of a large part, or several small ones together."""
+        if not self._waiting:
+            return None
+        first = self._waiting.popleft()
+        if len(first) > most_bytes:
+            self._waiting.appendleft(first[most_bytes:])
+            return self._cut(first[:most_bytes])
+        together, size = [first], len(first)
+        while self._waiting and size + len(self._waiting[0]) <= most_bytes:
+            together.append(self._waiting.popleft())
+            size += len(together[-1])
+        return self._cut(first if len(together) == 1 else memoryview(b"".join(together)))
+
+    def _cut(self, payload: memoryview) -> Frame:
+        frame = framed(self.leg, self._offset, payload)
         self._offset += len(payload)
-        return Message(frame=frame)
+        return frame

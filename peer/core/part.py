@@ -12,8 +12,8 @@ class Part:
     """One tensor's share of an exchange: how it is cut, and how many bytes it takes in each leg.
 
     The tensor is seen as a matrix of `rows` × `columns`, rows ≥ columns (turned if the tensor is wider than high), of
-    which `rank` directions travel. Rank 0 means that it travels whole, as rows × columns as they lie in memory, each
-    row with a step of its own.
+    which `rank` directions travel. Rank 0 means that all numbers travel, as rows × columns as they lie in memory, each
+    row with a step of its own; a large tensor then comes in several parts, of which this one begins at row `first`.
     """
 
     name: str
@@ -23,6 +23,12 @@ class Part:
     turned: bool
     rank: int
     leg_bytes: tuple[int, int, int]
+    first: int = 0
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return the numbers of a part that travels whole (rows × columns), in x's own memory."""
+        matrix = x.view(-1, self.columns) if x.numel() else x.view(self.rows, self.columns)
+        return matrix[self.first : self.first + self.rows]
 
     def times(self, x: Tensor, thin: Tensor) -> Tensor:
         """Return X thin (rows × rank) for thin (columns × rank), in float32."""

@@ -59,10 +59,10 @@ class Ledger:
         """Return which meeting was the last one with a peer, counted from 1; 0 if there was none."""
         return self._met.get(peer_id, 0)
 
-    def busy(self, peer_id: str, now_s: float) -> None:
-        """Note that a peer declined because it was in a meeting: a short rest, and no failure."""
-        known = self.backoff(peer_id)
-        self._note(peer_id, Backoff(known.failures, max(known.until_s, now_s + BUSY_REST_S)))
+    def busy(self, peer_id: str, now_s: float, rest_s: float = 0.0) -> None:
+        """Note that a peer declined for now: a short rest, or the one that it asked for, and no failure."""
+        known, rest_s = self.backoff(peer_id), min(max(rest_s, BUSY_REST_S), LONGEST_REST_S)
+        self._note(peer_id, Backoff(known.failures, max(known.until_s, now_s + rest_s)))
 
     def failed(self, peer_id: str, now_s: float) -> None:
         """Note a peer that could not be reached, broke off, or declined for good: 2 s of rest, doubled up to 5 min."""

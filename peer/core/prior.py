@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor
@@ -73,8 +74,10 @@ class Prior:
         """Return what an exchange starts from; directions that nobody has looked at are random."""
         known = self.energy
         if not part.rank:
-            evenly = None if known is None else (known.sum() / (part.rows * part.columns)).sqrt().expand(part.rows)
-            return Guess(None, evenly if self.rows is None else self.rows, self.cold)
+            if self.rows is not None:
+                return Guess(None, self.rows[part.first : part.first + part.rows], self.cold)
+            evenly = None if known is None else (known.sum() / prod(part.shape)).sqrt().expand(part.rows)
+            return Guess(None, evenly, self.cold)
         more = torch.randn(part.columns, part.rank, generator=generator)
         seen = more[:, :0] if self.basis is None else self.basis[:, : part.rank]
         # as QR keeps the span of what comes first, but not its signs
@@ -86,14 +89,18 @@ class Prior:
             spread = torch.cat((spread, spread.min().expand(max(0, part.rank - len(spread)))))[: part.rank]
         return Guess(torch.cat((seen, new), 1), spread, self.cold)
 
-    def after(self, change: Change) -> Prior:
-        """Return what to expect after an exchange: the directions of Z, the old ones where it is zero; and sizes."""
-        part, cold, size = change.part, self.cold / NEARER, change.squared_norm()
+    def after(self, changes: Sequence[Change]) -> Prior:
+        """Return what to expect after an exchange: the directions of Z, the old ones where it is zero; and sizes.
+
+        changes: of this tensor, in the order of its parts; more than one only where it went whole.
+        """
+        change, cold = changes[0], self.cold / NEARER
+        part, size = change.part, sum(each.squared_norm() for each in changes)
         if change.right is None:
-            numbers = change.left.reshape(part.rows, part.columns)
-            ways = 1 if len(part.shape) < 2 else min(part.rows, part.columns)
+            rows = torch.cat([spread_of(each.left, part.columns) for each in changes])
+            ways = 1 if len(part.shape) < 2 else min(len(rows), part.columns)
             energy = torch.full((ways,), size / max(1, ways)) if size else self._unseen()
-            return Prior(None, energy, None, _fading(self.rows, spread_of(numbers, part.columns)), cold)
+            return Prior(None, energy, None, _fading(self.rows, rows), cold)
         if not size:
             spread = None if self.spread is None else FADING * self.spread
             return replace(self, energy=self._unseen(), spread=spread, cold=cold, idle=0)
@@ -146,16 +153,21 @@ def seed_of(meeting_id: bytes) -> int:
     return int.from_bytes(meeting_id[:8], "big", signed=True)
 
 
-def guesses(parts: Iterable[Part], priors: Priors, seed: int) -> dict[str, Guess]:
-    """Return what the exchange of some parts starts from; seed: of its random directions."""
+def guesses(parts: Iterable[Part], priors: Priors, seed: int) -> list[Guess]:
+    """Return what the exchange of each part starts from; seed: of its random directions."""
     generator = torch.Generator().manual_seed(seed)
-    return {part.name: priors[part.name].guess(part, generator) for part in parts}
+    return [priors[part.name].guess(part, generator) for part in parts]
 
 
 def next_priors(correction: Correction, old: Priors) -> Priors:
     """Return what to expect after an exchange."""
-    found = {change.part.name: old[change.part.name].after(change) for change in correction.changes}
-    return {name: found.get(name) or replace(prior, idle=prior.idle + 1) for name, prior in old.items()}
+    found: dict[str, list[Change]] = {}
+    for change in correction.changes:
+        found.setdefault(change.part.name, []).append(change)
+    return {
+        name: prior.after(found[name]) if name in found else replace(prior, idle=prior.idle + 1)
+        for name, prior in old.items()
+    }
 
 
 def spread_of(rows: Tensor, size: int) -> Tensor:

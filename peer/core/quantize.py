@@ -9,12 +9,14 @@ Decoding is one multiplication of an integer by a scale, exact in IEEE arithmeti
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from math import prod
 
 import torch
 from torch import Tensor
 
+from peer.core.frame import Buffer
 from peer.errors import ProtocolError
 
 BLOCK = 64
@@ -67,11 +69,12 @@ def encode(x: Tensor, form: Format) -> bytearray:
     return out
 
 
-def decode(payload: bytearray | memoryview, form: Format, shape: tuple[int, ...]) -> Tensor:
+def decode(payload: Buffer, form: Format, shape: tuple[int, ...]) -> Tensor:
     """Decode float32 numbers of a given shape, on the CPU; raises `ProtocolError` on a wrong size or non-finite ones.
 
     The result may share memory with the payload.
     """
+    payload = _writable(payload)
     count = prod(shape)
     if len(payload) != encoded_bytes(form, count):
         raise ProtocolError("malformed", f"{len(payload)} bytes where {encoded_bytes(form, count)} encode {shape}")
@@ -108,7 +111,13 @@ def _encode_blocks(chunk: Tensor, form: Format, out: bytearray, first: int, coun
         _place(out, split + first * _WIDTH[form], steps, _DTYPE[form])
 
 
-def _steps(payload: bytearray | memoryview, form: Format, first: int, size: int, count: int) -> Tensor:
+def _writable(payload: Buffer) -> Buffer:
+    # torch insists on memory that it might write to
+    view = memoryview(payload)
+    return bytearray(view) if view.readonly else view
+
+
+def _steps(payload: Buffer, form: Format, first: int, size: int, count: int) -> Tensor:
     """Return the integers from `first` on, as float32."""
     split = 2 * -(-count // BLOCK)
     if form is Format.INT4:
@@ -123,6 +132,5 @@ def _place(out: bytearray, offset: int, numbers: Tensor, dtype: torch.dtype) -> 
 
 
 def _check_finite(numbers: Tensor, complaint: str) -> None:
-    low, high = torch.aminmax(numbers)  # which passes NaN on
-    if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
+    if not math.isfinite(float(numbers.sum())) and not bool(torch.isfinite(numbers).all()):
         raise ProtocolError("non-finite", complaint)

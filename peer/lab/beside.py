@@ -212,6 +212,5 @@ class Beside:
             state, waiting = self._world.population.states[peer], self._due[peer]
             for due in waiting:
                 if due.at_s <= self._world.now_s + EARLY_S:
-                    due.correction.add_(state.weights, due.weight)
-                    due.correction.add_(state.anchor, due.weight)
+                    due.correction.add_(due.weight, state.weights, state.anchor)
             self._due[peer] = [due for due in waiting if due.at_s > self._world.now_s + EARLY_S]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from peer.core.frame import Said as Said
 from peer.core.members import Member as Member
-from peer.wire.peer_pb2 import Message
 
 
 class Stream(Protocol):
@@ -28,10 +28,10 @@ class Stream(Protocol):
     def received_bytes(self) -> int:
         """Bytes of the messages received so far."""
 
-    async def send(self, message: Message, timeout_s: float) -> None:
+    async def send(self, said: Said, timeout_s: float) -> None:
         """Hand one message over; returns once the transport took it (which is how back-pressure is felt)."""
 
-    async def receive(self, timeout_s: float) -> Message | None:
+    async def receive(self, timeout_s: float) -> Said | None:
         """Return the next message, or None when the other side ended the stream in order."""
 
     async def close(self) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 
 from google.protobuf.message import DecodeError
 
+from peer.core.frame import Said, packed, unpacked
 from peer.errors import PeerError, ProtocolError, Unreachable
 from peer.net.base import Member, Serve, Stream
-from peer.wire.peer_pb2 import Message
 
 PIPE_BYTES = 4 << 20
 MAX_MESSAGE_BYTES = 4 << 20  # as over gRPC
@@ -198,9 +198,9 @@ class _End:
         self._waiting_bytes = 0
         self._closed = False
 
-    async def send(self, message: Message, timeout_s: float) -> None:
+    async def send(self, said: Said, timeout_s: float) -> None:
         """Hand one message over, as soon as the other side's inbox has room."""
-        data = message.SerializeToString()
+        data = packed(said)
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}")
         other = self.link.other(self)
@@ -212,7 +212,7 @@ class _End:
         self.sent_bytes += len(data)
         self.link.changed.set()
 
-    async def receive(self, timeout_s: float) -> Message | None:
+    async def receive(self, timeout_s: float) -> Said | None:
         """Return the next message, or None once the other side has ended and its messages are read."""
         await self._until(lambda: bool(self._inbox) or self.link.other(self).over, timeout_s, "said")
         if not self._inbox:
@@ -222,7 +222,7 @@ class _End:
         self.received_bytes += len(data)
         self.link.changed.set()
         try:
-            return Message.FromString(data)
+            return unpacked(data)
         except DecodeError as error:
             raise ProtocolError("malformed", "the other side sent something that is no message") from error
 

@@ -16,9 +16,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from peer.core.frame import Said, packed, unpacked
 from peer.errors import ProtocolError, Unreachable
 from peer.net.throttle import Throttle
-from peer.wire.peer_pb2 import DESCRIPTOR, Message
+from peer.wire.peer_pb2 import DESCRIPTOR
 
 MAX_MESSAGE_BYTES = 4 << 20
 LINGER_S = 2.0
@@ -45,9 +46,9 @@ class _Side:
         self._writing: asyncio.Task[Any] | None = None
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def send(self, message: Message, timeout_s: float) -> None:
+    async def send(self, said: Said, timeout_s: float) -> None:
         """Hand one message over; see `peer.net.base.Stream`. The time that our own limit takes is not timeout_s's."""
-        data = message.SerializeToString()
+        data = packed(said)
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}")
         if self._writing is not None:  # of a send that was given up
@@ -58,7 +59,7 @@ class _Side:
         self._writing = None
         self.sent_bytes += len(data)
 
-    async def receive(self, timeout_s: float) -> Message | None:
+    async def receive(self, timeout_s: float) -> Said | None:
         """Return the next message; see `peer.net.base.Stream`. Raises `ProtocolError` when it isn't one."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._call.read())
@@ -71,7 +72,7 @@ class _Side:
         self._reading = asyncio.create_task(self._call.read())  # the next one comes in while this one is dealt with
         self.received_bytes += len(data)
         try:
-            return Message.FromString(data)
+            return unpacked(data)
         except DecodeError as error:
             raise ProtocolError("malformed", "the other side sent something that is no message") from error
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14peer/wire/peer.proto\x12\x0bpeerloom.v1\"\xd9\x03\n\x07Message\x12#\n\x05offer\x18\x01 \x01(\x0b\x32\x12.peerloom.v1.OfferH\x00\x12%\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x13.peerloom.v1.AnswerH\x00\x12#\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x12.peerloom.v1.FrameH\x00\x12%\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x13.peerloom.v1.CommitH\x00\x12!\n\x04\x64one\x18\x05 \x01(\x0b\x32\x11.peerloom.v1.DoneH\x00\x12#\n\x05\x61\x62ort\x18\x06 \x01(\x0b\x32\x12.peerloom.v1.AbortH\x00\x12\'\n\x07inquiry\x18\x07 \x01(\x0b\x32\x14.peerloom.v1.InquiryH\x00\x12\'\n\x07outcome\x18\x08 \x01(\x0b\x32\x14.peerloom.v1.OutcomeH\x00\x12\x32\n\rstate_request\x18\t \x01(\x0b\x32\x19.peerloom.v1.StateRequestH\x00\x12\x30\n\x0cstate_header\x18\n \x01(\x0b\x32\x18.peerloom.v1.StateHeaderH\x00\x12.\n\x0bstate_chunk\x18\x0b \x01(\x0b\x32\x17.peerloom.v1.StateChunkH\x00\x42\x06\n\x04\x62ody\"\xb0\x01\n\x05Offer\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\t\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\x04\x12\x12\n\nmeeting_id\x18\x06 \x01(\x0c\x12\r\n\x05\x63odec\x18\x07 \x01(\t\x12\x0e\n\x06weight\x18\x08 \x01(\x01\x12\x13\n\x0bpatience_ms\x18\t \x01(\r\x12\r\n\x05ranks\x18\n \x03(\r\"o\n\x06\x41nswer\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\x04\x12\x13\n\x0bpatience_ms\x18\x06 \x01(\r\"G\n\x05\x46rame\x12\x0b\n\x03leg\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x07\"\x08\n\x06\x43ommit\"\x06\n\x04\x44one\"\'\n\x05\x41\x62ort\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x1d\n\x07Inquiry\x12\x12\n\nmeeting_id\x18\x01 \x01(\x0c\"i\n\x07Outcome\x12+\n\x06\x65nding\x18\x01 \x01(\x0e\x32\x1b.peerloom.v1.Outcome.Ending\"1\n\x06\x45nding\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07\x41PPLIED\x10\x01\x12\r\n\tUNTOUCHED\x10\x02\"z\n\x0cStateRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_chunk\x18\x05 \x01(\x04\x12\r\n\x05round\x18\x06 \x01(\x04\"\xa5\x01\n\x0bStateHeader\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06origin\x18\x03 \x01(\t\x12)\n\x07tensors\x18\x04 \x03(\x0b\x32\x18.peerloom.v1.TensorEntry\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x63hunk_bytes\x18\x06 \x01(\r\x12\x0e\n\x06hashes\x18\x07 \x03(\x0c\"*\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\",\n\nStateChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x7f\n\x06Record\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\x11\n\taddresses\x18\x04 \x03(\t\x12\r\n\x05round\x18\x05 \x01(\x04\x12\r\n\x05shard\x18\x06 \x01(\r\x12\x11\n\texpires_s\x18\x07 \x01(\x01\"E\n\x0cSignedRecord\x12\x0e\n\x06record\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x32>\n\x04Peer\x12\x36\n\x04Talk\x12\x14.peerloom.v1.Message\x1a\x14.peerloom.v1.Message(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14peer/wire/peer.proto\x12\x0bpeerloom.v1\"\xa5\x04\n\x07Message\x12#\n\x05offer\x18\x01 \x01(\x0b\x32\x12.peerloom.v1.OfferH\x00\x12%\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x13.peerloom.v1.AnswerH\x00\x12#\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x12.peerloom.v1.FrameH\x00\x12%\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x13.peerloom.v1.CommitH\x00\x12!\n\x04\x64one\x18\x05 \x01(\x0b\x32\x11.peerloom.v1.DoneH\x00\x12#\n\x05\x61\x62ort\x18\x06 \x01(\x0b\x32\x12.peerloom.v1.AbortH\x00\x12\'\n\x07inquiry\x18\x07 \x01(\x0b\x32\x14.peerloom.v1.InquiryH\x00\x12\'\n\x07outcome\x18\x08 \x01(\x0b\x32\x14.peerloom.v1.OutcomeH\x00\x12\x32\n\rstate_request\x18\t \x01(\x0b\x32\x19.peerloom.v1.StateRequestH\x00\x12\x30\n\x0cstate_header\x18\n \x01(\x0b\x32\x18.peerloom.v1.StateHeaderH\x00\x12.\n\x0bstate_chunk\x18\x0b \x01(\x0b\x32\x17.peerloom.v1.StateChunkH\x00\x12\x1f\n\x03\x63ut\x18\x0c \x01(\x0b\x32\x10.peerloom.v1.CutH\x00\x12)\n\x08progress\x18\r \x01(\x0b\x32\x15.peerloom.v1.ProgressH\x00\x42\x06\n\x04\x62ody\"\xb7\x01\n\x05Offer\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\t\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\x04\x12\x12\n\nmeeting_id\x18\x06 \x01(\x0c\x12\r\n\x05\x63odec\x18\x07 \x01(\t\x12\x0e\n\x06weight\x18\x08 \x01(\x01\x12\x13\n\x0bpatience_ms\x18\t \x01(\r\x12\x14\n\x0c\x62udget_bytes\x18\n \x01(\x04\"\xb5\x01\n\x06\x41nswer\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\x04\x12\x13\n\x0bpatience_ms\x18\x06 \x01(\r\x12\r\n\x05\x63odec\x18\x07 \x01(\t\x12\x0e\n\x06weight\x18\x08 \x01(\x01\x12\x14\n\x0c\x62udget_bytes\x18\t \x01(\x04\x12\x0f\n\x07rest_ms\x18\n \x01(\r\"\x14\n\x03\x43ut\x12\r\n\x05ranks\x18\x01 \x03(\r\"G\n\x05\x46rame\x12\x0b\n\x03leg\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x06\"\x19\n\x08Progress\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\"\x08\n\x06\x43ommit\"\x06\n\x04\x44one\"\'\n\x05\x41\x62ort\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x1d\n\x07Inquiry\x12\x12\n\nmeeting_id\x18\x01 \x01(\x0c\"i\n\x07Outcome\x12+\n\x06\x65nding\x18\x01 \x01(\x0e\x32\x1b.peerloom.v1.Outcome.Ending\"1\n\x06\x45nding\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07\x41PPLIED\x10\x01\x12\r\n\tUNTOUCHED\x10\x02\"z\n\x0cStateRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_chunk\x18\x05 \x01(\x04\x12\r\n\x05round\x18\x06 \x01(\x04\"\xa5\x01\n\x0bStateHeader\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06origin\x18\x03 \x01(\t\x12)\n\x07tensors\x18\x04 \x03(\x0b\x32\x18.peerloom.v1.TensorEntry\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x63hunk_bytes\x18\x06 \x01(\r\x12\x0e\n\x06hashes\x18\x07 \x03(\x0c\"*\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\",\n\nStateChunk\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x7f\n\x06Record\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\x11\n\taddresses\x18\x04 \x03(\t\x12\r\n\x05round\x18\x05 \x01(\x04\x12\r\n\x05shard\x18\x06 \x01(\r\x12\x11\n\texpires_s\x18\x07 \x01(\x01\"E\n\x0cSignedRecord\x12\x0e\n\x06record\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x32>\n\x04Peer\x12\x36\n\x04Talk\x12\x14.peerloom.v1.Message\x1a\x14.peerloom.v1.Message(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,37 +32,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'peer.wire.peer_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MESSAGE']._serialized_start=38
-  _globals['_MESSAGE']._serialized_end=511
-  _globals['_OFFER']._serialized_start=514
-  _globals['_OFFER']._serialized_end=690
-  _globals['_ANSWER']._serialized_start=692
-  _globals['_ANSWER']._serialized_end=803
-  _globals['_FRAME']._serialized_start=805
-  _globals['_FRAME']._serialized_end=876
-  _globals['_COMMIT']._serialized_start=878
-  _globals['_COMMIT']._serialized_end=886
-  _globals['_DONE']._serialized_start=888
-  _globals['_DONE']._serialized_end=894
-  _globals['_ABORT']._serialized_start=896
-  _globals['_ABORT']._serialized_end=935
-  _globals['_INQUIRY']._serialized_start=937
-  _globals['_INQUIRY']._serialized_end=966
-  _globals['_OUTCOME']._serialized_start=968
-  _globals['_OUTCOME']._serialized_end=1073
-  _globals['_OUTCOME_ENDING']._serialized_start=1024
-  _globals['_OUTCOME_ENDING']._serialized_end=1073
-  _globals['_STATEREQUEST']._serialized_start=1075
-  _globals['_STATEREQUEST']._serialized_end=1197
-  _globals['_STATEHEADER']._serialized_start=1200
-  _globals['_STATEHEADER']._serialized_end=1365
-  _globals['_TENSORENTRY']._serialized_start=1367
-  _globals['_TENSORENTRY']._serialized_end=1409
-  _globals['_STATECHUNK']._serialized_start=1411
-  _globals['_STATECHUNK']._serialized_end=1455
-  _globals['_RECORD']._serialized_start=1457
-  _globals['_RECORD']._serialized_end=1584
-  _globals['_SIGNEDRECORD']._serialized_start=1586
-  _globals['_SIGNEDRECORD']._serialized_end=1655
-  _globals['_PEER']._serialized_start=1657
-  _globals['_PEER']._serialized_end=1719
+  _globals['_MESSAGE']._serialized_end=587
+  _globals['_OFFER']._serialized_start=590
+  _globals['_OFFER']._serialized_end=773
+  _globals['_ANSWER']._serialized_start=776
+  _globals['_ANSWER']._serialized_end=957
+  _globals['_CUT']._serialized_start=959
+  _globals['_CUT']._serialized_end=979
+  _globals['_FRAME']._serialized_start=981
+  _globals['_FRAME']._serialized_end=1052
+  _globals['_PROGRESS']._serialized_start=1054
+  _globals['_PROGRESS']._serialized_end=1079
+  _globals['_COMMIT']._serialized_start=1081
+  _globals['_COMMIT']._serialized_end=1089
+  _globals['_DONE']._serialized_start=1091
+  _globals['_DONE']._serialized_end=1097
+  _globals['_ABORT']._serialized_start=1099
+  _globals['_ABORT']._serialized_end=1138
+  _globals['_INQUIRY']._serialized_start=1140
+  _globals['_INQUIRY']._serialized_end=1169
+  _globals['_OUTCOME']._serialized_start=1171
+  _globals['_OUTCOME']._serialized_end=1276
+  _globals['_OUTCOME_ENDING']._serialized_start=1227
+  _globals['_OUTCOME_ENDING']._serialized_end=1276
+  _globals['_STATEREQUEST']._serialized_start=1278
+  _globals['_STATEREQUEST']._serialized_end=1400
+  _globals['_STATEHEADER']._serialized_start=1403
+  _globals['_STATEHEADER']._serialized_end=1568
+  _globals['_TENSORENTRY']._serialized_start=1570
+  _globals['_TENSORENTRY']._serialized_end=1612
+  _globals['_STATECHUNK']._serialized_start=1614
+  _globals['_STATECHUNK']._serialized_end=1658
+  _globals['_RECORD']._serialized_start=1660
+  _globals['_RECORD']._serialized_end=1787
+  _globals['_SIGNEDRECORD']._serialized_start=1789
+  _globals['_SIGNEDRECORD']._serialized_end=1858
+  _globals['_PEER']._serialized_start=1860
+  _globals['_PEER']._serialized_end=1922
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Message(_message.Message):
-    __slots__ = ("offer", "answer", "frame", "commit", "done", "abort", "inquiry", "outcome", "state_request", "state_header", "state_chunk")
+    __slots__ = ("offer", "answer", "frame", "commit", "done", "abort", "inquiry", "outcome", "state_request", "state_header", "state_chunk", "cut", "progress")
     OFFER_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,8 @@ class Message(_message.Message):
     STATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     STATE_HEADER_FIELD_NUMBER: _ClassVar[int]
     STATE_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     offer: Offer
     answer: Answer
     frame: Frame
@@ -30,10 +32,12 @@ class Message(_message.Message):
     state_request: StateRequest
     state_header: StateHeader
     state_chunk: StateChunk
-    def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., inquiry: _Optional[_Union[Inquiry, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., state_header: _Optional[_Union[StateHeader, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ...) -> None: ...
+    cut: Cut
+    progress: Progress
+    def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., inquiry: _Optional[_Union[Inquiry, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., state_request: _Optional[_Union[StateRequest, _Mapping]] = ..., state_header: _Optional[_Union[StateHeader, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("protocol", "run_id", "origin", "peer_id", "round", "meeting_id", "codec", "weight", "patience_ms", "ranks")
+    __slots__ = ("protocol", "run_id", "origin", "peer_id", "round", "meeting_id", "codec", "weight", "patience_ms", "budget_bytes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
@@ -43,7 +47,7 @@ class Offer(_message.Message):
     CODEC_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
-    RANKS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: str
     origin: str
@@ -53,24 +57,38 @@ class Offer(_message.Message):
     codec: str
     weight: float
     patience_ms: int
-    ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., origin: _Optional[str] = ..., peer_id: _Optional[str] = ..., round: _Optional[int] = ..., meeting_id: _Optional[bytes] = ..., codec: _Optional[str] = ..., weight: _Optional[float] = ..., patience_ms: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+    budget_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., origin: _Optional[str] = ..., peer_id: _Optional[str] = ..., round: _Optional[int] = ..., meeting_id: _Optional[bytes] = ..., codec: _Optional[str] = ..., weight: _Optional[float] = ..., patience_ms: _Optional[int] = ..., budget_bytes: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("accepted", "reason", "detail", "peer_id", "round", "patience_ms")
+    __slots__ = ("accepted", "reason", "detail", "peer_id", "round", "patience_ms", "codec", "weight", "budget_bytes", "rest_ms")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REST_MS_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     detail: str
     peer_id: str
     round: int
     patience_ms: int
-    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., peer_id: _Optional[str] = ..., round: _Optional[int] = ..., patience_ms: _Optional[int] = ...) -> None: ...
+    codec: str
+    weight: float
+    budget_bytes: int
+    rest_ms: int
+    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., peer_id: _Optional[str] = ..., round: _Optional[int] = ..., patience_ms: _Optional[int] = ..., codec: _Optional[str] = ..., weight: _Optional[float] = ..., budget_bytes: _Optional[int] = ..., rest_ms: _Optional[int] = ...) -> None: ...
+
+class Cut(_message.Message):
+    __slots__ = ("ranks",)
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("leg", "offset", "payload", "checksum")
@@ -83,6 +101,12 @@ class Frame(_message.Message):
     payload: bytes
     checksum: int
     def __init__(self, leg: _Optional[int] = ..., offset: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("bytes",)
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    def __init__(self, bytes: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ()

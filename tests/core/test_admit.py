@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from peer.core.admit import Standing, admit_correction, admit_offer
-from peer.wire.peer_pb2 import Offer
+from peer.core.admit import Standing, admit_answer, admit_correction, admit_offer
+from peer.wire.peer_pb2 import Answer, Offer
 
-MINE = Standing(run_id="run" * 10, origin="origin" * 5, peer_id="mmm", round=10, max_lag=3, codec="rank4-int8")
+MINE = Standing(run_id="run" * 10, origin="origin" * 5, peer_id="mmm", round=10, max_lag=3, codecs=("rank4-int8",))
 
 
 def offer(**changes: Any) -> Offer:
@@ -21,7 +21,8 @@ def offer(**changes: Any) -> Offer:
         "peer_id": "aaa",
         "round": 10,
         "meeting_id": bytes(16),
-        "codec": MINE.codec,
+        "codec": MINE.codecs[0],
+        "budget_bytes": 1000,
         "weight": 0.5,
         "patience_ms": 20_000,
     }
@@ -41,7 +42,7 @@ def offer(**changes: Any) -> Offer:
     ],
 )
 def test_a_good_offer_is_accepted(changes: dict[str, Any]) -> None:
-    decision = admit_offer(offer(**changes), MINE, busy=False, offering_to=None)
+    decision = admit_offer(offer(**changes), MINE, busy=False, offering=False)
     assert decision
     assert (decision.reason, decision.detail) == ("", "")
 
@@ -70,6 +71,7 @@ def test_a_good_offer_is_accepted(changes: dict[str, Any]) -> None:
         ({"weight": math.nan}, "malformed", "weight nan"),
         ({"weight": math.inf}, "malformed", "weight inf"),
         ({"patience_ms": 600_001}, "malformed", "patience_ms 600001"),
+        ({"budget_bytes": 0}, "malformed", "no bytes"),
         ({"peer_id": "mmm"}, "self", "our own peer id"),
         ({"run_id": "other"}, "run", "join with the same manifest"),
         ({"run_id": "other", "origin": "other", "codec": "none", "round": 99}, "run", "the offer is for run other"),
@@ -82,37 +84,60 @@ def test_a_good_offer_is_accepted(changes: dict[str, Any]) -> None:
     ],
 )
 def test_an_offer_is_refused_with_its_reason(changes: dict[str, Any], reason: str, quoted: str) -> None:
-    for busy, offering_to in ((False, None), (True, "zzz")):  # what we do meanwhile is the last thing looked at
-        decision = admit_offer(offer(**changes), MINE, busy, offering_to)
+    for busy, offering in ((False, False), (True, True)):  # what we do meanwhile is the last thing looked at
+        decision = admit_offer(offer(**changes), MINE, busy, offering)
         assert not decision
         assert decision.reason == reason
         assert quoted in decision.detail
 
 
 @pytest.mark.parametrize(
-    ("caller", "busy", "offering_to", "reason"),
+    ("caller", "busy", "offering", "reason"),
     [
-        ("aaa", True, None, "busy"),
-        ("aaa", True, "aaa", "busy"),
-        ("aaa", False, "zzz", "busy"),
-        ("aaa", False, "aaa", ""),  # crossing: the smaller id, theirs, stays the caller
-        ("zzz", False, "zzz", "crossing"),  # crossing: ours does
-        ("zzz", True, "zzz", "busy"),
-        ("zzz", False, None, ""),
+        ("aaa", True, False, "busy"),
+        ("aaa", True, True, "busy"),
+        ("aaa", False, True, ""),  # crossing: the smaller id, theirs, stays the caller
+        ("zzz", False, True, "crossing"),  # crossing: ours does
+        ("zzz", True, True, "busy"),
+        ("zzz", False, False, ""),
     ],
 )
-def test_what_we_do_meanwhile_decides_last(caller: str, busy: bool, offering_to: str | None, reason: str) -> None:
-    decision = admit_offer(offer(peer_id=caller), MINE, busy, offering_to)
+def test_what_we_do_meanwhile_decides_last(caller: str, busy: bool, offering: bool, reason: str) -> None:
+    decision = admit_offer(offer(peer_id=caller), MINE, busy, offering)
     assert bool(decision) is (reason == "")
     assert decision.reason == reason
     assert bool(decision.detail) is (reason != "")
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason", "quoted"),
+    [
+        ({}, "", ""),
+        ({"accepted": False, "reason": "busy", "detail": "ask someone else"}, "busy", "ask someone else"),
+        ({"accepted": False, "reason": "x" * 1000}, "x" * 64, ""),
+        ({"accepted": False}, "malformed", ""),
+        ({"codec": "none"}, "malformed", "codec none is not the run's"),
+        ({"weight": 0.0}, "malformed", "weight 0 "),
+        ({"weight": math.nan}, "malformed", "weight nan"),
+        ({"weight": 0.75}, "malformed", "weight 0.75"),
+        ({"budget_bytes": 0}, "malformed", "no bytes"),
+    ],
+)
+def test_an_answer_is_a_yes_that_a_meeting_can_be_held_by_or_a_no_with_its_reason(
+    changes: dict[str, Any], reason: str, quoted: str
+) -> None:
+    good: dict[str, Any] = {"accepted": True, "codec": "rank4-int8", "weight": 0.5, "budget_bytes": 1000}
+    decision = admit_answer(Answer(**{**good, **changes}), MINE.codecs)
+    assert bool(decision) is (reason == "")
+    assert decision.reason == reason
+    assert quoted in decision.detail
+
+
 @pytest.mark.parametrize(("one", "other"), [("aaa", "bbb"), ("bbb", "aaa"), ("a", "aa"), ("Z", "a")])
 def test_of_two_offers_that_cross_exactly_one_is_accepted(one: str, other: str) -> None:
     def at(me: str, caller: str) -> bool:
-        mine = Standing(MINE.run_id, MINE.origin, me, 10, 3, MINE.codec)
-        return bool(admit_offer(offer(peer_id=caller), mine, busy=False, offering_to=caller))
+        mine = Standing(MINE.run_id, MINE.origin, me, 10, 3, MINE.codecs)
+        return bool(admit_offer(offer(peer_id=caller), mine, busy=False, offering=True))
 
     assert at(one, other) is not at(other, one)
     assert at(max(one, other), min(one, other))

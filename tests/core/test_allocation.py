@@ -39,8 +39,8 @@ def meet(allocation: Allocation, ranks: list[int], priors: Priors, ours: Tensors
     changes = []
     cut, codec = allocation.parts(ranks), allocation.codec
     start = guesses(cut, priors, len(ranks))
-    for part in cut:
-        leg1 = probe(part, codec, ours[part.name], start[part.name])
+    for part, guess in zip(cut, start, strict=True):
+        leg1 = probe(part, codec, ours[part.name], guess)
         leg2, found = reply(part, codec, theirs[part.name], leg1)
         leg3, _ = answer(part, codec, ours[part.name], leg2)
         changes.append(settle(part, codec, found, leg3))

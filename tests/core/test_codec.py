@@ -28,7 +28,7 @@ def converse(part: Part, codec: Codec, x_a: Tensor, x_b: Tensor, priors: Priors)
 
 
 def guess(part: Part, priors: Priors) -> Guess:
-    return guesses([part], priors, 0)["w"]
+    return guesses([part], priors, 0)[0]
 
 
 def settled(part: Part, codec: Codec, x_a: Tensor, x_b: Tensor, meetings: int = 6) -> tuple[Change, Priors]:
@@ -105,7 +105,7 @@ def test_numbers_that_are_not_finite_are_never_decoded(form: Format) -> None:
 
 
 def test_an_unknown_codec_is_refused_with_the_valid_forms() -> None:
-    for spec in ("rank", "rank0-int8", "int5", "rank4-int16", "bf16", "RANK4", "rank99999", ""):
+    for spec in ("ranks", "rank0-int8", "int5", "rank4-int16", "bf16", "RANK4", "rank99999", ""):
         with pytest.raises(ConfigError, match="rankR"):
             parse(spec)
 

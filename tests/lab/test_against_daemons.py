@@ -11,6 +11,7 @@ import torch
 
 from peer.account import Account
 from peer.boundary import Boundary
+from peer.core.gauge import Line
 from peer.core.gossip import Form, Outer
 from peer.core.members import Member
 from peer.events import EventLog
@@ -22,7 +23,10 @@ from peer.manifest import Manifest
 from peer.meetings import Meetings
 from peer.net.base import Stream
 from peer.net.memory import Hub, MemoryNetwork
+from peer.planner import Planner
 from peer.roster import Roster
+from peer.view import View
+from peer.wire.peer_pb2 import Message
 
 from .test_population import CPU, TOKENS, real_peer, tiny_run
 
@@ -48,13 +52,15 @@ class Daemon:
             self.network,
             Roster(self.network, member),
             self.boundary,
+            View(run.outer, self.trainer.state, self.trainer.still),
             self.trainer,
+            Planner(run.exchange, shapes, self.trainer, 0.5, line=Line(1e12)),
             Account(EventLog(folder / f"{self.name}.jsonl")),
         )
 
     async def serve(self, stream: Stream) -> None:
         message = await stream.receive(DEADLINE_S)
-        assert message is not None
+        assert isinstance(message, Message)
         await self.meetings.invited(stream, message.offer)
 
     async def stand_at_the_boundary(self) -> None:
@@ -76,7 +82,8 @@ async def live(daemons: list[Daemon], run: Manifest) -> list[bytes]:
             other = daemons[callee]
             member = Member(run.run_id, other.name, other.network.addresses, other.trainer.round, 0, 0.0)
             await daemons[caller].meetings.ask(member)
-            await other.meetings._free.wait()
+            while other.meetings._talks:
+                await asyncio.sleep(0)
             ids.append(next(reversed(other.meetings._endings._applied)))
         for daemon in daemons:
             daemon.boundary.serve(daemon.trainer.state)

@@ -157,7 +157,7 @@ def test_measurements_are_ten_or_one_for_each_round() -> None:
         ({"algorithm": "diloko"}, "unknown algorithm 'diloko'; did you mean 'diloco'"),
         ({"exchange": {"meeting": 4}}, r"unknown key 'meeting' in \[exchange\]; did you mean 'meetings'"),
         ({"exchange": 4}, "'exchange' is a table; write exchange = "),
-        ({"exchange": {"codec": "rank"}}, "rank"),
+        ({"exchange": {"codec": "ranks"}}, "rank"),
         ({"outer": {"gama": 1}}, r"unknown key 'gama' in \[outer\]; did you mean 'gamma'"),
         ({"config": {"n_layers": 1}}, "unknown key 'n_layers' in config; did you mean 'n_layer'"),
         ({"config": {"n_layer": "one"}}, "'n_layer' in config is \"one\"; give a whole number"),

@@ -183,7 +183,7 @@ WRONG: list[tuple[Sequence[str], int, str]] = [
     (["--peers", "0"], 1, "peers is 0; give a number from 1"),
     (["--rounds", "0"], 1, "rounds is 0"),
     (["--model", "gpt-10m"], 1, "give local_steps in place of round_seconds"),
-    (["--codec", "rank"], 1, "codec"),
+    (["--codec", "ranks"], 1, "codec"),
     (["--inner", "adam"], 1, r"'optimizer' in \[inner\] is \"adam\""),
     (["--links", "none.toml"], 1, "cannot read '.*none.toml'"),
     (["--churn", "1.5"], 1, "churn is 1.5 a round"),

@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count
-from zlib import crc32
 
 import pytest
 import pytest_asyncio
 
+from peer.core.frame import Frame, packed
+from peer.core.legs import checksum, framed
 from peer.errors import ProtocolError, Unreachable
 from peer.net.base import Stream
-from peer.wire.peer_pb2 import Abort, Frame, Inquiry, Message
+from peer.wire.peer_pb2 import Abort, Inquiry, Message
 from tests.net.worlds import DEADLINE_S, InternetWorld, MemoryWorld, Peer, World, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -54,9 +55,9 @@ def run_id() -> str:
     return next(RUNS)
 
 
-def note(number: int, size_bytes: int = 1) -> Message:
+def note(number: int, size_bytes: int = 1) -> Frame:
     payload = number.to_bytes(4) * (size_bytes // 4 + 1)
-    return Message(frame=Frame(leg=1, offset=number, payload=payload, checksum=crc32(payload)))
+    return framed(1, number, payload)
 
 
 async def echo(stream: Stream) -> None:
@@ -142,8 +143,8 @@ async def test_messages_go_both_ways_and_bytes_are_counted_alike(pair: tuple[Pee
     await here.send(note(2), S)
     await here.send(note(3), S)
     assert [await there.receive(S), await there.receive(S)] == [note(2), note(3)]
-    assert there.sent_bytes == here.received_bytes == note(1, 1000).ByteSize()
-    assert here.sent_bytes == there.received_bytes == note(2).ByteSize() + note(3).ByteSize()
+    assert there.sent_bytes == here.received_bytes == len(packed(note(1, 1000)))
+    assert here.sent_bytes == there.received_bytes == len(packed(note(2))) + len(packed(note(3)))
     await part(there, b)
 
 
@@ -170,8 +171,9 @@ async def test_large_frames_arrive_whole(pair: tuple[Peer, Peer]) -> None:
         await stream.send(note(number, 1 << 20), S)
         message = await stream.receive(S)
         assert message is not None
-        assert len(message.frame.payload) > 1 << 20
-        assert crc32(message.frame.payload) == message.frame.checksum
+        assert isinstance(message, Frame)
+        assert len(message.payload) > 1 << 20
+        assert checksum(message.payload) == message.checksum
     await stream.close()
 
 

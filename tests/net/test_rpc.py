@@ -12,11 +12,13 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from peer.core.frame import Frame, Said
+from peer.core.legs import framed
 from peer.errors import ConfigError, ProtocolError, Unreachable
 from peer.net.base import Serve, Stream
 from peer.net.rpc import Rpc
 from peer.net.streams import MAX_MESSAGE_BYTES, METHOD, SERVICE
-from peer.wire.peer_pb2 import Frame, Inquiry, Message
+from peer.wire.peer_pb2 import Inquiry, Message
 
 S = 20.0
 HELLO = Message(inquiry=Inquiry(meeting_id=b"hello"))
@@ -99,7 +101,7 @@ async def test_a_stranger_cannot_send_what_is_too_large() -> None:
 
 async def test_a_caller_that_vanishes_is_never_taken_for_one_that_has_ended() -> None:
     """A race inside grpc, so many times: in about one of fifty the end of the messages comes before the bad news."""
-    ends: asyncio.Queue[Message | str | None] = asyncio.Queue()
+    ends: asyncio.Queue[Said | str | None] = asyncio.Queue()
 
     async def listen(stream: Stream) -> None:
         await ends.put(await stream.receive(S))
@@ -117,7 +119,7 @@ async def test_a_caller_that_vanishes_is_never_taken_for_one_that_has_ended() ->
                 assert await ends.get() == "the other side went away"
 
 
-async def exchange(stream: Stream, message: Message) -> Message | None:
+async def exchange(stream: Stream, message: Said) -> Said | None:
     await stream.send(message, S)
     return await stream.receive(S)
 
@@ -221,17 +223,18 @@ async def test_a_sender_that_is_cancelled_leaves_the_stream_in_order() -> None:
 
     async def slow(stream: Stream) -> None:
         while (message := await stream.receive(S)) is not None:
-            received.append(message.frame.offset)
+            assert isinstance(message, Frame)
+            received.append(message.offset)
             await stream.send(Message(), S)
 
     async with up(slow) as rpc:
         stream = await rpc.dial(f"127.0.0.1:{rpc.port}", S)
         for number in range(20):
-            sending = asyncio.create_task(stream.send(Message(frame=Frame(offset=number, payload=bytes(10_000))), S))
+            sending = asyncio.create_task(stream.send(framed(1, number, bytes(10_000)), S))
             await asyncio.sleep(0)
             sending.cancel()
             await asyncio.wait({sending})
-        await stream.send(Message(frame=Frame(offset=20)), S)
+        await stream.send(framed(1, 20, b""), S)
         while not received or received[-1] != 20:
             await stream.receive(S)
         assert received == sorted(set(received))

@@ -1,0 +1,98 @@
+"""How fast a link is, from what the other side says has arrived.
+
+Nothing is sent only to measure: the frames of meetings tell. A stretch of time over which something was on its way all
+along says how fast the link is (a measure); one that ended because there was nothing more to send only says how fast it
+is at least (a bound).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+WINDOW_S = 0.2
+"""Less time than this says little: messages arrive in bursts."""
+
+START_BITS_PER_S = 10e6
+"""What a link is taken to be before anything was sent over it."""
+
+MEETINGS = 16
+"""So many meetings back a link is still what it was."""
+
+PARTNERS = 256
+
+
+class Gauge:
+    """One direction of one stream: bytes said, and bytes that have arrived, over time."""
+
+    def __init__(self) -> None:
+        self.measure: float | None = None
+        self.bound: float | None = None
+        self._since: tuple[float, int] | None = None
+
+    @property
+    def bits_per_s(self) -> float | None:
+        """The most that was seen; None before anything was."""
+        known = [rate for rate in (self.measure, self.bound) if rate is not None]
+        return max(known, default=None)
+
+    def said(self, now_s: float, arrived_bytes: int) -> None:
+        """Note that something is on its way, of which arrived_bytes are there."""
+        if self._since is None:
+            self._since = (now_s, arrived_bytes)
+
+    def arrived(self, now_s: float, arrived_bytes: int, said_bytes: int) -> None:
+        """Note that so much has arrived, of what was said."""
+        if self._since is None:
+            return
+        began_s, before = self._since
+        elapsed_s, all_there = now_s - began_s, arrived_bytes >= said_bytes
+        if elapsed_s >= WINDOW_S:
+            rate = 8 * (arrived_bytes - before) / elapsed_s
+            if all_there and elapsed_s < 4 * WINDOW_S:
+                self.bound = max(self.bound or 0.0, rate)
+            else:
+                self.measure = max(self.measure or 0.0, rate)
+            self._since = (now_s, arrived_bytes)
+        elif all_there and elapsed_s > 0:
+            self.bound = max(self.bound or 0.0, 8 * (arrived_bytes - before) / elapsed_s)
+        if all_there:
+            self._since = None
+
+
+class Line:
+    """A peer's way out, as its last meetings showed it: bits a second, and round trips, with anybody and with each."""
+
+    def __init__(self, bits_per_s: float = START_BITS_PER_S) -> None:
+        self._up = bits_per_s
+        self._seen: deque[tuple[float | None, float]] = deque(maxlen=MEETINGS)
+        self._partners: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    @property
+    def bits_per_s(self) -> float:
+        """What this peer can send: the most of the last meetings."""
+        return self._up
+
+    @property
+    def rtt_s(self) -> float:
+        """The median of the round trips to the partners known."""
+        found = sorted(rtt_s for _, rtt_s in self._partners.values())
+        return found[len(found) // 2] if found else 0.0
+
+    def to(self, partner: str) -> float:
+        """Return how fast a partner took what was sent the last time; what is thought of the line before the first."""
+        return self._partners[partner][0] if partner in self._partners else self._up
+
+    def met(self, partner: str, gauge: Gauge, rtt_s: float) -> None:
+        """Take note of what a meeting showed."""
+        seen = gauge.bits_per_s
+        if seen is None:
+            return
+        self._seen.append((gauge.measure, seen))
+        best = max(rate for _, rate in self._seen)
+        measured = [measure for measure, _ in self._seen if measure is not None]
+        self._up = best if measured else max(self._up, best)
+        known = self.to(partner) if gauge.measure is None else 0.0
+        self._partners[partner] = (max(seen, known), rtt_s)
+        self._partners.move_to_end(partner)
+        while len(self._partners) > PARTNERS:
+            self._partners.popitem(last=False)

@@ -1,0 +1,107 @@
+"""How many meetings a round, and how rich: what the link's share and the round allow, unnoticed by training.
+
+What the lab found (docs/algorithms.md, "What was measured") is the order of the rungs. At equal bytes many cheap
+meetings beat few rich ones, so a round has as many as the run wants, and the link decides how rich each is: all of the
+model, exact or rounded, or as many directions of it as there is room for, and below one direction of everything those
+tensors that matter most. Only what is too little for a single tensor makes meetings fewer, one in several rounds in the
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from peer.core.terms import ladder
+
+MEETING_SHARE = 0.25
+"""No meeting should take more of a round than this."""
+
+WAITING_SHARE = 0.3
+"""Of a round, at most this goes to what a meeting needs beside its bytes: round trips and arithmetic."""
+
+TRAINING_SHARE = 0.01
+"""Of a round, training is to lose at most this to meetings."""
+
+RAREST = 1 / 16
+"""A peer meets somebody once in so many rounds, whatever its link."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What meetings of a codec take, in bytes of all legs together: least, where they are smallest; whole, at most."""
+
+    least_bytes: int
+    whole_bytes: int
+
+
+@dataclass(frozen=True)
+class Means:
+    """What there is to spend.
+
+    bits_per_s: what this peer sends at most. waiting_s: what a meeting takes beside its bytes. round_s: how long a
+    round takes. share: of the link, for meetings. stall_s: what training loses to a meeting. most: meetings a round
+    that the run wants. budget_bytes: of a meeting under a fixed codec; None: up to the link.
+    """
+
+    bits_per_s: float
+    waiting_s: float
+    round_s: float
+    share: float
+    stall_s: float
+    most: int
+    budget_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a peer means to do. meetings: a round, less than 1 for one in several rounds.
+
+    budget_bytes: of a meeting, all legs together. round_bytes: of all meetings of a round, both ways.
+    """
+
+    meetings: float
+    codec: str
+    budget_bytes: int
+    round_bytes: float
+    why: str
+
+
+def plan(means: Means, codec: str, costs: Mapping[str, Cost]) -> Plan:
+    """Choose; codec: the run's; costs: of every codec that it allows."""
+    allowed = 2 * means.share * means.bits_per_s * means.round_s / 8  # both ways: a meeting's legs add up to twice one
+    meetings, limit = float(means.most), "the run wants no more"
+    for most, why in (
+        (_ratio(WAITING_SHARE * means.round_s, means.waiting_s), "more would not fit into a round"),
+        (_ratio(TRAINING_SHARE * means.round_s, means.stall_s), "more would slow training down"),
+    ):
+        if most < meetings:
+            meetings, limit = most, why
+    each = allowed / max(meetings, 1.0)
+    rungs = ladder(codec)
+    spec = _richest(rungs, costs, each)
+    budget = min(int(each), costs[spec].whole_bytes) if means.budget_bytes is None else means.budget_bytes
+    budget = max(budget, costs[spec].least_bytes)
+    if budget * meetings > allowed:
+        meetings, limit = allowed / budget, "more would take more of the link"
+    meetings = max(meetings, min(RAREST, means.most))
+    rich = "all of the model" if budget >= costs[spec].whole_bytes else f"{budget / 1e6:.3g} MB of the model"
+    why = (
+        f"{means.share:.0%} of {means.bits_per_s / 1e6:.3g} Mbit/s for a round of {means.round_s:.3g} s is "
+        f"{allowed / 2e6:.3g} MB each way: {meetings:.3g} meetings with {rich}, as {limit}"
+    )
+    return Plan(meetings, spec, budget, allowed, why)
+
+
+def within(planned: Plan, cost: Cost, bits_per_s: float, round_s: float) -> int:
+    """Return the budget of a meeting over a link of so many bits a second, so that it takes its share of a round."""
+    most = int(2 * MEETING_SHARE * round_s * bits_per_s / 8)
+    return max(min(planned.budget_bytes, most), cost.least_bytes)
+
+
+def _richest(rungs: Sequence[str], costs: Mapping[str, Cost], each_bytes: float) -> str:
+    return next((spec for spec in rungs[:-1] if costs[spec].least_bytes <= each_bytes), rungs[-1])
+
+
+def _ratio(whole: float, part: float) -> float:
+    return whole / part if part > 0 else float("inf")

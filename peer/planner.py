@@ -1,0 +1,92 @@
+"""How much a peer meets others: its plan, and what it wishes for with each partner, from what meetings have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from peer.core.allocation import Allocation
+from peer.core.gauge import Gauge, Line
+from peer.core.plan import Cost, Means, Plan, plan, within
+from peer.core.terms import codecs
+from peer.manifest import Exchange
+from peer.timetable import Pace
+
+ROUND_S = 10.0
+"""What a round is taken to last before anybody knows."""
+
+NEWER = 0.25
+"""How much the last meeting, or round, counts in a running mean."""
+
+
+class Planner:
+    """Plans meetings of one run. share: of the link. most_bits_per_s: what the user allows each way; None: no limit."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        shapes: Mapping[str, Sequence[int]],
+        pace: Pace,
+        share: float,
+        most_bits_per_s: float | None = None,
+        line: Line | None = None,
+    ) -> None:
+        self.line = line or Line()
+        self.allocations = {spec: Allocation(shapes, codec) for spec, codec in codecs(exchange.codec).items()}
+        self._exchange, self._pace, self._share = exchange, pace, share
+        self._most_bits_per_s = most_bits_per_s
+        self._costs = {
+            spec: Cost(allocation.least_bytes, allocation.whole_bytes) for spec, allocation in self.allocations.items()
+        }
+        self._waiting_s, self._stall_s = 0.0, 0.0
+        self._budget_bytes = self._fixed_bytes()
+
+    @property
+    def plan(self) -> Plan:
+        """What this peer does now."""
+        rate = self.line.bits_per_s
+        if self._most_bits_per_s is not None:
+            rate = min(rate, self._most_bits_per_s / self._share)  # a limit is no link to leave half of
+        means = Means(
+            bits_per_s=rate,
+            waiting_s=self._waiting_s,
+            round_s=self._round_s,
+            share=self._share,
+            stall_s=self._stall_s,
+            most=self._exchange.meetings,
+            budget_bytes=self._budget_bytes,
+        )
+        return plan(means, self._exchange.codec, self._costs)
+
+    def budget_bytes(self, planned: Plan, partner: str) -> int:
+        """Return what a meeting with this partner may take, of all legs together."""
+        if self._budget_bytes is not None:
+            return self._budget_bytes
+        return within(planned, self._costs[planned.codec], self.line.to(partner), self._round_s)
+
+    def met(self, partner: str, gauge: Gauge, rtt_s: float, seconds: float, sent_bytes: int) -> None:
+        """Take note of a meeting: how fast its bytes went, and what it took beside."""
+        self.line.met(partner, gauge, rtt_s)
+        sending_s = 8 * sent_bytes / self.line.to(partner)
+        self._waiting_s = _mean(self._waiting_s, max(0.0, seconds - sending_s))
+
+    def stalled(self, seconds: float, meetings: int) -> None:
+        """Take note of what training lost to the meetings of a round."""
+        if meetings:
+            self._stall_s = _mean(self._stall_s, seconds / meetings)
+
+    @property
+    def _round_s(self) -> float:
+        return self._pace.round_s or ROUND_S
+
+    def _fixed_bytes(self) -> int | None:
+        """Return what a meeting costs where the run's codec says so."""
+        if len(self.allocations) > 1:
+            return None
+        (allocation,) = self.allocations.values()
+        if not allocation.codec.low:
+            return allocation.whole_bytes
+        return None if allocation.codec.rank is None else allocation.evenly_bytes(allocation.codec.rank)
+
+
+def _mean(old: float, new: float) -> float:
+    return new if not old else (1 - NEWER) * old + NEWER * new
