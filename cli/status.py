@@ -44,6 +44,8 @@ def _headline(found: Status) -> str:
     who = f"peer {found.peer_id}" if found.peer_id else "the daemon"
     if found.running:
         doing = "is running" if found.started else "is starting"
+        if found.paused is not None:
+            return f"{who} waits since {_moment(found.paused.time)}: {found.paused.detail} (process {found.pid})"
         return f"{who} {doing}: process {found.pid}, for {duration(found.uptime_s or 0.0)}"
     if found.stopped is None and not found.heard:
         return f"{who} is stopped: it ended before it began to train, or is a bootstrap node's"
@@ -61,8 +63,12 @@ def _lines(found: Status) -> Iterator[tuple[str, str]]:
         yield "round", f"{_round(found)}, loss {_loss(found)}"
         if found.optimizer_bytes is not None:
             yield "optimizer", f"{size(found.optimizer_bytes)} of memory"
+        if found.stall_s is not None and found.round_s:
+            yield "stalled", f"{found.stall_s / found.round_s:.2%} of the last round, for meetings"
         yield "peers", f"{found.peers} known, last partner {found.partner or 'none yet'}"
         yield "meetings", f"{found.meetings} done, {found.declined} declined, {found.failed} failed"
+        if found.choice:
+            yield "choice", found.choice
         yield "bytes", f"{size(found.bytes_sent)} sent, {size(found.bytes_received)} received"
     if found.skipped:
         counts = sorted(found.skipped.items(), key=lambda item: -item[1])

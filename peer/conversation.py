@@ -132,7 +132,7 @@ class Conversation:
                 continue
             self._computing = True
             try:
-                await asyncio.to_thread(self._view.lend, exchange.advance)
+                await asyncio.to_thread(exchange.advance, self._view.read)
             except ProtocolError as error:
                 self._give_up(error.reason, error.detail)
             self._computing = False

@@ -42,7 +42,7 @@ def main(config: Config, say: Say, echo: Callable[[Record], None]) -> Stop:
         events = EventLog(home.events, echo)
         throttle = Throttle(config.max_upload, config.max_download)
         network = Internet(identity, home.path, config.bootstraps, config.port, config.announce, throttle=throttle)
-        daemon = Daemon(config, run, home, identity.peer_id, network, events, say)
+        daemon = Daemon(config, run, home, identity.peer_id, network, events, say, throttle)
         try:
             stop = asyncio.run(_live(daemon, say))
         except PeerError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from peer import events
 from peer.errors import ConfigError
@@ -17,6 +18,15 @@ class Failure:
     """The last meeting that failed: with whom, why (one stable word, one sentence), when (ISO-8601)."""
 
     partner: str | None
+    reason: str
+    detail: str
+    time: str
+
+
+@dataclass(frozen=True)
+class Paused:
+    """Why a daemon waits: one stable word, one sentence, since when (ISO-8601)."""
+
     reason: str
     detail: str
     time: str
@@ -36,7 +46,9 @@ class Status:
     """The last life of a home's daemon, from its last `start` on. Counts and bytes are since that start.
 
     running, pid, uptime_s: as the home's lock says; pid and uptime_s are None when it doesn't run.
-    rounds: of the whole run, 0 where an older version has not said.
+    rounds: of the whole run, 0 where an older version has not said. paused: why it waits, None while it takes part.
+    stall_s, round_s: what training lost to meetings in the last round, and how long that was; None before the first.
+    choice: how it means to meet others, and why, in one sentence; empty before it has chosen.
     loss: mean training loss of the last round (nats a token), None before the first one and when it isn't finite.
     optimizer_bytes: memory of the inner optimizer, None before the first round.
     partner: of the last meeting. skipped: reason → how many meetings were declined or failed for it.
@@ -61,6 +73,9 @@ class Status:
     loss: float | None = None
     lr: float | None = None
     optimizer_bytes: int | None = None
+    stall_s: float | None = None
+    round_s: float | None = None
+    choice: str = ""
     peers: int = 0
     partner: str | None = None
     last_failure: Failure | None = None
@@ -76,6 +91,7 @@ class Status:
     bootstraps: list[str] = field(default_factory=list)
     started: str = ""
     heard: str = ""
+    paused: Paused | None = None
     stopped: Stopped | None = None
 
 
@@ -85,7 +101,7 @@ _IDENTITY = ("pid", "run_id", "name", "model", "peer_id", "parameters", "device"
 _COUNTS = ("meetings", "declined", "failed", "bytes_sent", "bytes_received")
 _TAKEN = {
     "start": (*_IDENTITY, "addresses", "bootstraps", "round", "rounds"),
-    "round": (*_COUNTS, "round", "loss", "lr", "peers", "partner", "optimizer_bytes"),
+    "round": (*_COUNTS, "round", "loss", "lr", "peers", "partner", "optimizer_bytes", "stall_s"),
     "meeting": ("partner",),
     "catch-up": ("round",),
 }
@@ -113,6 +129,14 @@ def fold(records: Iterable[Record]) -> Status:
             _skip(status, record)
         elif kind == "checkpoint":
             status.checkpoint_round, status.checkpoint_time = record["round"], record["time"]
+        elif kind == "round":
+            status.round_s = record["seconds"]
+        elif kind == "choice":
+            status.choice = record["why"]
+        elif kind == "pause":
+            status.paused = Paused(record["reason"], record["detail"], record["time"])
+        elif kind == "resume":
+            status.paused = None
         elif kind == "stop":
             status.stopped = Stopped(record["reason"], record["detail"], record["time"])
         status.heard = record["time"]
@@ -140,6 +164,9 @@ def status(home: Home, now_s: float | None = None) -> Status:
     if holder is None or not holder.live:
         return replace(found, pid=None)
     if found.pid != holder.pid:  # it is coming up, and the log still tells of the one before
-        found = Status(checkpoint_round=found.checkpoint_round, checkpoint_time=found.checkpoint_time)
+        paused = found.paused
+        if paused and datetime.fromisoformat(paused.time).timestamp() < holder.started:
+            paused = None
+        found = Status(checkpoint_round=found.checkpoint_round, checkpoint_time=found.checkpoint_time, paused=paused)
     uptime_s = max(0.0, (time.time() if now_s is None else now_s) - holder.started)
     return replace(found, running=True, pid=holder.pid, uptime_s=uptime_s, run_id=holder.run_id, peer_id=holder.peer_id)

@@ -10,16 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock
+from threading import RLock, get_ident
 
 POLITE_S = 0.0005
 
 
 class Still:
-    """A lock with two sides. Both sides may enter it again while they hold it."""
+    """A lock with two sides. Whoever holds it may enter it again, on either side."""
 
     def __init__(self) -> None:
         self._lock = RLock()
+        self._holder: int | None = None
         self._wanted = 0
         self._waited_s = 0.0
 
@@ -31,17 +32,27 @@ class Still:
         with self._lock:
             self._wanted -= 1
             self._waited_s += time.perf_counter() - began
-            yield
+            with self._holding():
+                yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Hold it to read the weights, or to touch what training only looks at between two steps."""
-        while self._wanted > 0:
+        # whoever holds it already is the one that training waits for
+        while self._wanted > 0 and self._holder != get_ident():
             time.sleep(POLITE_S)
-        with self._lock:
+        with self._lock, self._holding():
             yield
 
     def take_waited_s(self) -> float:
         """Return the seconds that training waited for readers since this was last asked."""
         waited_s, self._waited_s = self._waited_s, 0.0
         return waited_s
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        before, self._holder = self._holder, get_ident()
+        try:
+            yield
+        finally:
+            self._holder = before

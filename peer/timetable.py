@@ -42,6 +42,8 @@ class Timetable:
 
     def due(self, wanted: float, under_way: int) -> bool:
         """Tell whether it is time to ask for a meeting; wanted: a round; under_way: how many are going on."""
+        if wanted <= 0:
+            return False
         self._turn()
         fraction, done = self._pace.fraction, self._done + under_way
         if wanted >= 1:

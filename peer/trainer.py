@@ -151,6 +151,16 @@ class Trainer:
         self.sensitivity = sensitivity(self._optimizer, self.state.weights)
         self.begin_round()
 
+    def catch_up(self, state: State) -> None:
+        """Continue from a donor's State, with the data and the count of steps that are our own."""
+        state.cursor, state.step = self.state.cursor, self.state.step
+        self.adopt(state)
+
+    def begin(self) -> None:
+        """Begin to train, for the first time or after `abandon`; the round begins anew, with the drift so far."""
+        self._abandon = self._landing = False
+        self.begin_round()
+
     def begin_round(self) -> None:
         """Start counting a round's steps and time."""
         self._began = self._clock()

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
-from peer.core.exchange import Read
 from peer.core.gossip import Outer, exchanged
 from peer.core.state import State
 from peer.still import Still
@@ -29,10 +29,10 @@ class View:
         self._side = _stream(self.device)
         self._norm, self._norm_round = 0.0, -1
 
-    def lend(self, job: Callable[[Read], None]) -> None:
-        """Let a job read the weights while they stand still; some milliseconds at most."""
+    def read(self, name: str, product: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply a function to a parameter while it stands still; some milliseconds at most."""
         with self._still.reading(), self._aside():
-            job(lambda name: exchanged(self._outer, self._state, name))
+            return product(exchanged(self._outer, self._state, name))
 
     def norm(self) -> float:
         """Return the L2 norm of the weights, as it was at some moment of this round."""

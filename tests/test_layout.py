@@ -18,7 +18,8 @@ SOURCES = sorted([*ROOT.glob("peer/**/*.py"), *ROOT.glob("cli/**/*.py")])
 LAYERS = [
     ["cli"],
     ["process", "swarm"],
-    ["daemon", "swarm_report"],
+    ["daemon"],
+    ["stay", "swarm_report"],
     ["loading", "lab"],
     ["meetings", "catchup", "trainer", "export", "heldout"],
     ["account", "talk", "donor", "endings", "guest", "planner", "roster"],
@@ -27,7 +28,7 @@ LAYERS = [
     ["config", "data", "inner", "sensitivity"],
     ["core", "identity", "models"],
     ["events", "home", "tables", "units", "quota", "gpu", "net.addresses", "crew"],
-    ["tail", "errors", "wire", "leash", "still"],
+    ["tail", "errors", "wire", "leash", "still", "aside"],
 ]
 """Top to bottom. A unit may import what stands on lines below its own, and itself. net.addresses is pure text."""
 

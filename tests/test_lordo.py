@@ -419,7 +419,7 @@ async def test_a_newcomer_gets_the_low_rank_memory_and_none_of_adamws(tmp_path: 
     await swarm.until(lambda: len(swarm.events("ann", "round")) >= 2)
     swarm.join("ben")
     await swarm.until(lambda: bool(swarm.events("ben", "round")))
-    snapshot = swarm.daemons["ann"]._donor._snapshot
+    snapshot = swarm.stay("ann").donor._snapshot
     assert snapshot is not None
     assert swarm.events("ben", "start")[0]["how"] == "caught-up"
     shapes = {entry.name: tuple(entry.shape) for entry in snapshot.header.tensors if entry.name.startswith("inner/")}

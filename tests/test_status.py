@@ -20,7 +20,7 @@ from peer.cli.status import command
 from peer.errors import ConfigError
 from peer.events import Event, EventLog, Record
 from peer.home import Home
-from peer.status import Failure, Status, Stopped, fold, status
+from peer.status import Failure, Paused, Status, Stopped, fold, status
 
 PID = os.getpid()
 START = events.Start(
@@ -43,6 +43,8 @@ ROUND = events.Round(
     4, 16, 2.25, 1e-3, 4096, 8.0, 0.5, 3, 10, 5, 2, 9_000_000, 8_000_000, "ab", 0.25, 8, 8_800_000, None
 )
 MEETING = events.Meeting("cd", "caller", 4, 4, "rank4-int8", 5000, 0.5, 1000, 2000, 0.5, 0.1, 2e7, 0.01)
+WAITING = events.Pause(4, "hours", "it goes on at 22:00")
+CHOICE = events.Choice(3, 8.0, "none", 9_000, 2e7, 0.1, "half of 20 Mbit/s")
 BUSY = events.Skip("ef", "declined", "busy", "it is in another meeting; no action is needed")
 SILENT = events.Skip("ab", "failed", "silent", "it said nothing for 10 s; check the link")
 SAVED = events.Checkpoint(4, "somewhere", 100, 0.1)
@@ -185,6 +187,29 @@ def test_a_running_daemon_has_a_process_and_an_uptime(home: Home) -> None:
         assert found.name == "nano"
 
 
+@pytest.mark.usefixtures("utc")
+def test_a_daemon_that_waits_says_why_and_since_when(home: Home) -> None:
+    with home.lock("9f3a", "12D3"):
+        log = EventLog(home.events, now=lambda: 1_769_860_800.0)
+        log.write(START)
+        log.write(WAITING)
+        assert status(home).paused == Paused("hours", "it goes on at 22:00", stamp(0))
+        assert run(home).output.splitlines()[0] == (
+            f"peer 12D3 waits since 2026-01-31 12:00:00: it goes on at 22:00 (process {PID})"
+        )
+        log.write(events.Resume(4, 60.0))
+        assert status(home).paused is None
+
+
+def test_a_daemon_that_was_started_while_it_has_to_wait_says_so_before_it_trains(home: Home) -> None:
+    lived(home, replace(START, pid=1), WAITING, STOP)
+    with home.lock("9f3a", "12D3"):
+        assert status(home).paused is None  # the one before
+        EventLog(home.events).write(WAITING)
+        found = status(home)
+        assert (found.started, found.paused and found.paused.reason) == ("", "hours")
+
+
 def test_a_stopped_daemon_has_none(home: Home) -> None:
     lived(home, START, ROUND, STOP)
     found = status(home)
@@ -211,7 +236,7 @@ def run(home: Home, *flags: str) -> Result:
 def test_the_command_shows_a_running_peer(home: Home) -> None:
     with home.lock("9f3a", "12D3"):
         log = EventLog(home.events, now=lambda: 1_769_860_800.0)
-        for event in (START, ROUND, SILENT, BUSY, BUSY, SAVED):
+        for event in (START, CHOICE, ROUND, SILENT, BUSY, BUSY, SAVED):
             log.write(event)
         log.close()
         lines = run(home).output.splitlines()
@@ -221,8 +246,10 @@ def test_the_command_shows_a_running_peer(home: Home) -> None:
         "  model         gpt-nano, 1,100,000 parameters, float32 on cpu",
         "  round         4 of 200, loss 2.2500",
         "  optimizer     8.8 MB of memory",
+        "  stalled       3.12% of the last round, for meetings",
         "  peers         3 known, last partner ab",
         "  meetings      10 done, 7 declined, 3 failed",
+        "  choice        half of 20 Mbit/s",
         "  bytes         9.0 MB sent, 8.0 MB received",
         "  why not       busy 2, silent 1",
         "  last failure  silent with ab, 2026-01-31 12:00:00: it said nothing for 10 s; check the link",

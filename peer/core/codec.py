@@ -18,7 +18,7 @@ different hardware. P serves to find directions alone, and may be coarse, or eve
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -121,13 +121,17 @@ def part(name: str, shape: tuple[int, ...], codec: Codec, rank: int) -> Part:
     return whole if sum(thin) >= sum(legs) else Part(name, shape, rows, columns, wide > high, rank, thin)
 
 
-def probe(part: Part, codec: Codec, x: Tensor, guess: Guess) -> bytearray:
+Look = Callable[[Callable[[Tensor], Tensor]], Tensor]
+"""Apply a function to a parameter's live tensor, which stands still meanwhile, and return what comes of it."""
+
+
+def probe(part: Part, codec: Codec, look: Look, guess: Guess) -> bytearray:
     """Leg 1, caller: encode Q and P_a = X_a Q, or x_a."""
     if guess.basis is None:
-        return first_half(part.of(x.detach()), guess.spread, codec.fine, guess.cold)
+        return first_half(look(part.copy), guess.spread, codec.fine, guess.cold)
     sent = encode(guess.basis, codec.form)
-    q = decode(sent, codec.form, (part.columns, part.rank)).to(x.device)
-    return sent + first_half(part.times(x, q).T, guess.spread, codec.probe, guess.cold)
+    q = decode(sent, codec.form, (part.columns, part.rank))
+    return sent + first_half(look(lambda x: part.times(x, q)).T, guess.spread, codec.probe, guess.cold)
 
 
 @dataclass(frozen=True)
@@ -138,29 +142,30 @@ class Found:
     spread: Tensor | None = None
 
 
-def reply(part: Part, codec: Codec, x: Tensor, payload: Buffer) -> tuple[bytearray, Found]:
+def reply(part: Part, codec: Codec, look: Look, payload: Buffer) -> tuple[bytearray, Found]:
     """Leg 2, callee: encode P̂, how large P is, and Z_b = X_bᵀ P̂; or all of C."""
     view = memoryview(payload)
     if not part.rank:
-        sent = encode(difference(view, part.of(x.detach()), codec.fine), codec.form)
+        sent = encode(difference(view, look(part.copy), codec.fine), codec.form)
         return sent, Found(decode(sent, codec.form, (part.rows, part.columns)))
     size = encoded_bytes(codec.form, part.columns * part.rank)
-    q = decode(view[:size], codec.form, (part.columns, part.rank)).to(x.device)
-    p = difference(view[size:], part.times(x, q).T, codec.probe)  # rank × rows
+    q = decode(view[:size], codec.form, (part.columns, part.rank))
+    p = difference(view[size:], look(lambda x: part.times(x, q)).T, codec.probe)  # rank × rows
     left, mixed = torch.linalg.qr(p.T)
     sent = encode(left, codec.form) + encode(seen(p, view[size:], codec.probe), Format.BF16)
     found = _found(part, codec, memoryview(sent))
     expected = OUTSIDE * even(spread_of(mixed, part.columns))
-    return sent + first_half(part.transposed_times(x, found.left.to(x.device)).T, expected, codec.fine), found
+    z = look(lambda x: part.transposed_times(x, found.left)).T
+    return sent + first_half(z, expected, codec.fine), found
 
 
-def answer(part: Part, codec: Codec, x: Tensor, payload: Buffer) -> tuple[bytearray, Change]:
+def answer(part: Part, codec: Codec, look: Look, payload: Buffer) -> tuple[bytearray, Change]:
     """Leg 3, caller: encode Z (nothing of a whole tensor); also return C as the callee will hold it."""
     if not part.rank:
         return bytearray(), Change(part, decode(payload, codec.form, (part.rows, part.columns)), None)
     view = memoryview(payload)
     found = _found(part, codec, view)
-    own = part.transposed_times(x, found.left.to(x.device)).T  # rank × columns
+    own = look(lambda x: part.transposed_times(x, found.left)).T  # rank × columns
     rest = view[encoded_bytes(codec.form, part.rows * part.rank) + encoded_bytes(Format.BF16, part.rank) :]
     sent = encode(-difference(rest, own, codec.fine), codec.form)
     return sent, settle(part, codec, found, sent)

@@ -2,8 +2,8 @@
 
 The machine is driven from two sides. The network hands it messages (`receive`) and bad news (`lost`) and asks what to
 say next (`say`); a worker lets it do the products that what has arrived so far allows (`advance`), a small batch at a
-time, from weights that stand still meanwhile. `advance` may run in a thread of its own, everything else belongs to one.
-All tensors flow through the three legs (see `peer.core.codec`) independently of one another, so that arithmetic and
+time, and hands it weights that stand still during each. `advance` may run in a thread of its own, everything else
+belongs to one. All tensors flow through the three legs (see `peer.core.codec`) independently of one another, so that arithmetic and
 all three legs overlap.
 
 What may happen in which phase is `TABLE`; a pair that is not in it is a `ProtocolError`, and nothing is applied.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -95,8 +96,8 @@ _CUES = {
 }
 
 
-Read = Callable[[str], Tensor]
-"""Parameter name → the live tensor that is exchanged."""
+Read = Callable[[str, Callable[[Tensor], Tensor]], Tensor]
+"""Apply a function to what is exchanged of a parameter, by its name; it stands still meanwhile."""
 
 Admit = Callable[[float], Decision]
 """‖C‖ → whether the correction may be applied."""
@@ -288,12 +289,13 @@ class Caller(Exchange):
             if self._replies.ready:
                 index, payload = self._replies.next()
                 part = self._parts[index]
-                sent, change = codecs.answer(part, self._codec, read(part.name), payload)
+                sent, change = codecs.answer(part, self._codec, partial(read, part.name), payload)
                 self._keep(index, change)
                 self._answers.put(sent)
             else:
                 part = self._parts[self._probed]
-                self._probes.put(codecs.probe(part, self._codec, read(part.name), self._guesses[self._probed]))
+                look, guess = partial(read, part.name), self._guesses[self._probed]
+                self._probes.put(codecs.probe(part, self._codec, look, guess))
                 self._probed += 1
             left -= part.rows * part.columns
 
@@ -356,7 +358,7 @@ class Callee(Exchange):
                 continue
             index, payload = self._probes.next()
             part = self._parts[index]
-            sent, found = codecs.reply(part, self._codec, read(part.name), payload)
+            sent, found = codecs.reply(part, self._codec, partial(read, part.name), payload)
             if part.leg_bytes[2]:
                 self._found[index] = found
             else:

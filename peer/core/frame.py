@@ -83,7 +83,9 @@ def _frame(data: bytes) -> Frame | None:
         size, at = _read(data, at + 10)
     except (IndexError, struct.error):
         return None
-    return Frame(leg, offset, memoryview(data)[at:], total) if at + size == len(data) else None
+    if leg >= 2**32 or at + size != len(data):
+        return None
+    return Frame(leg, offset, memoryview(data)[at:], total)
 
 
 def _varint(value: int) -> bytes:

@@ -1,16 +1,18 @@
 """How fast a link is, from what the other side says has arrived.
 
 Nothing is sent only to measure: the frames of meetings tell. A stretch of time over which something was on its way all
-along says how fast the link is (a measure); one that ended because there was nothing more to send only says how fast it
-is at least (a bound).
+along says how fast the link is (a measure); a short one that ended because there was nothing more to send only says how
+fast it is at least (a bound). A stretch is counted from the moment at which its first byte was said. News of what has
+arrived may come late, and several at once, as it waits behind the partner's own frames; but never early. So what a
+stretch says is too little by its round trip at most, and never too much.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 
-WINDOW_S = 0.2
-"""Less time than this says little: messages arrive in bursts."""
+STRETCH_S = 0.8
+"""A shorter stretch is mostly round trips: it gives a bound."""
 
 START_BITS_PER_S = 10e6
 """What a link is taken to be before anything was sent over it."""
@@ -28,6 +30,7 @@ class Gauge:
         self.measure: float | None = None
         self.bound: float | None = None
         self._since: tuple[float, int] | None = None
+        self._arrived_bytes = 0
 
     @property
     def bits_per_s(self) -> float | None:
@@ -36,9 +39,9 @@ class Gauge:
         return max(known, default=None)
 
     def said(self, now_s: float, arrived_bytes: int) -> None:
-        """Note that something is on its way, of which arrived_bytes are there."""
+        """Note that something is on its way, beside arrived_bytes that are there."""
         if self._since is None:
-            self._since = (now_s, arrived_bytes)
+            self._since, self._arrived_bytes = (now_s, arrived_bytes), arrived_bytes
 
     def arrived(self, now_s: float, arrived_bytes: int, said_bytes: int) -> None:
         """Note that so much has arrived, of what was said."""
@@ -46,15 +49,13 @@ class Gauge:
             return
         began_s, before = self._since
         elapsed_s, all_there = now_s - began_s, arrived_bytes >= said_bytes
-        if elapsed_s >= WINDOW_S:
+        if arrived_bytes > self._arrived_bytes and elapsed_s > 0:  # the partner also says other things
+            self._arrived_bytes = arrived_bytes
             rate = 8 * (arrived_bytes - before) / elapsed_s
-            if all_there and elapsed_s < 4 * WINDOW_S:
-                self.bound = max(self.bound or 0.0, rate)
-            else:
+            if elapsed_s >= STRETCH_S:
                 self.measure = max(self.measure or 0.0, rate)
-            self._since = (now_s, arrived_bytes)
-        elif all_there and elapsed_s > 0:
-            self.bound = max(self.bound or 0.0, 8 * (arrived_bytes - before) / elapsed_s)
+            elif all_there:
+                self.bound = max(self.bound or 0.0, rate)
         if all_there:
             self._since = None
 

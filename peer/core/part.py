@@ -30,12 +30,18 @@ class Part:
         matrix = x.view(-1, self.columns) if x.numel() else x.view(self.rows, self.columns)
         return matrix[self.first : self.first + self.rows]
 
+    def copy(self, x: Tensor) -> Tensor:
+        """Return a copy of the numbers of a part that travels whole (rows × columns)."""
+        return self.of(x.detach()).clone()
+
     def times(self, x: Tensor, thin: Tensor) -> Tensor:
         """Return X thin (rows × rank) for thin (columns × rank), in float32."""
+        thin = thin.to(x.device)
         return _left(x, thin) if self.turned else _right(x, thin)
 
     def transposed_times(self, x: Tensor, thin: Tensor) -> Tensor:
         """Return Xᵀ thin (columns × rank) for thin (rows × rank), in float32."""
+        thin = thin.to(x.device)
         return _right(x, thin) if self.turned else _left(x, thin)
 
 

@@ -23,6 +23,9 @@ WAITING_SHARE = 0.3
 TRAINING_SHARE = 0.01
 """Of a round, training is to lose at most this to meetings."""
 
+FEWEST = 2
+"""So many meetings a round are worth what they cost, if the link has room for them."""
+
 RAREST = 1 / 16
 """A peer meets somebody once in so many rounds, whatever its link."""
 
@@ -75,6 +78,7 @@ def plan(means: Means, codec: str, costs: Mapping[str, Cost]) -> Plan:
         (_ratio(WAITING_SHARE * means.round_s, means.waiting_s), "more would not fit into a round"),
         (_ratio(TRAINING_SHARE * means.round_s, means.stall_s), "more would slow training down"),
     ):
+        most = max(most, min(FEWEST, means.most))
         if most < meetings:
             meetings, limit = most, why
     each = allowed / max(meetings, 1.0)
@@ -84,7 +88,8 @@ def plan(means: Means, codec: str, costs: Mapping[str, Cost]) -> Plan:
     budget = max(budget, costs[spec].least_bytes)
     if budget * meetings > allowed:
         meetings, limit = allowed / budget, "more would take more of the link"
-    meetings = max(meetings, min(RAREST, means.most))
+    if meetings < (rarest := min(RAREST, means.most)):
+        meetings, limit = rarest, "a peer meets somebody that often, whatever its link"
     rich = "all of the model" if budget >= costs[spec].whole_bytes else f"{budget / 1e6:.3g} MB of the model"
     why = (
         f"{means.share:.0%} of {means.bits_per_s / 1e6:.3g} Mbit/s for a round of {means.round_s:.3g} s is "

@@ -55,8 +55,8 @@ def encounter(
     while asking.phase is not Phase.APPLIED:
         before = caller_bytes, callee_bytes
         try:
-            caller_bytes += _turn(asking, serving, lambda name: exchanged(outer, caller, name))
-            callee_bytes += _turn(serving, asking, lambda name: exchanged(outer, callee, name))
+            caller_bytes += _turn(asking, serving, lambda name, product: product(exchanged(outer, caller, name)))
+            callee_bytes += _turn(serving, asking, lambda name, product: product(exchanged(outer, callee, name)))
         except ProtocolError:
             return Encounter(None, caller_bytes, callee_bytes)
         if before == (caller_bytes, callee_bytes):

@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from peer.core.allocation import CURIOSITY, Allocation
 from peer.core.change import Correction
-from peer.core.codec import answer, parse, parts, probe, reply, settle
+from peer.core.codec import Look, answer, parse, parts, probe, reply, settle
 from peer.core.codec import part as cut_to
 from peer.core.prior import Prior, Priors, guesses, next_priors, start_priors
 from peer.core.state import Tensors
@@ -35,14 +36,18 @@ def budget(shapes: Shapes, spec: str) -> int:
     return max(int(sum(sum(each.leg_bytes) * (1 if len(each.shape) > 1 else 0.25) for each in cut)), *least)
 
 
+def at(x: Tensor) -> Look:
+    return lambda product: product(x)
+
+
 def meet(allocation: Allocation, ranks: list[int], priors: Priors, ours: Tensors, theirs: Tensors) -> Correction:
     changes = []
     cut, codec = allocation.parts(ranks), allocation.codec
     start = guesses(cut, priors, len(ranks))
     for part, guess in zip(cut, start, strict=True):
-        leg1 = probe(part, codec, ours[part.name], guess)
-        leg2, found = reply(part, codec, theirs[part.name], leg1)
-        leg3, _ = answer(part, codec, ours[part.name], leg2)
+        leg1 = probe(part, codec, at(ours[part.name]), guess)
+        leg2, found = reply(part, codec, at(theirs[part.name]), leg1)
+        leg3, _ = answer(part, codec, at(ours[part.name]), leg2)
         changes.append(settle(part, codec, found, leg3))
     return Correction(tuple(changes))
 

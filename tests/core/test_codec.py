@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.core.change import Change, Correction
-from peer.core.codec import Codec, answer, parse, parts, probe, reply, settle
+from peer.core.codec import Codec, Look, answer, parse, parts, probe, reply, settle
 from peer.core.part import Part
 from peer.core.prior import Guess, Priors, guesses, next_priors, start_priors
 from peer.core.quantize import Format, decode, encode, encoded_bytes
@@ -18,11 +18,15 @@ from peer.errors import ConfigError, ProtocolError
 SPECS = ["none", "int8", "int4", "rank4", "rank4-int8", "rank4-int4"]
 
 
+def at(x: Tensor) -> Look:
+    return lambda product: product(x)
+
+
 def converse(part: Part, codec: Codec, x_a: Tensor, x_b: Tensor, priors: Priors) -> tuple[Change, Change]:
     """All three legs of one tensor; returns C as the caller and as the callee hold it."""
-    leg1 = probe(part, codec, x_a, guess(part, priors))
-    leg2, left = reply(part, codec, x_b, bytearray(leg1))
-    leg3, caller = answer(part, codec, x_a, bytearray(leg2))
+    leg1 = probe(part, codec, at(x_a), guess(part, priors))
+    leg2, left = reply(part, codec, at(x_b), bytearray(leg1))
+    leg3, caller = answer(part, codec, at(x_a), bytearray(leg2))
     assert (len(leg1), len(leg2), len(leg3)) == part.leg_bytes
     return caller, settle(part, codec, left, bytearray(leg3))
 
@@ -132,11 +136,11 @@ def test_the_two_sides_agree_when_one_runs_in_bfloat16_with_another_number_of_th
     x_a, x_b = pair((96, 64), 0.1)
     before = torch.get_num_threads()
     try:
-        leg1 = probe(part, codec, x_a, guess(part, start_priors("w")))
+        leg1 = probe(part, codec, at(x_a), guess(part, start_priors("w")))
         torch.set_num_threads(2)
-        leg2, left = reply(part, codec, x_b.bfloat16(), bytearray(leg1))
+        leg2, left = reply(part, codec, at(x_b.bfloat16()), bytearray(leg1))
         torch.set_num_threads(1)
-        leg3, caller = answer(part, codec, x_a, bytearray(leg2))
+        leg3, caller = answer(part, codec, at(x_a), bytearray(leg2))
         torch.set_num_threads(2)
         theirs = dense(settle(part, codec, left, bytearray(leg3)))
     finally:

@@ -69,7 +69,7 @@ class Pair:
             for me, other, x in self.sides():
                 if me.due:
                     moved = True
-                    me.advance(x.__getitem__)
+                    me.advance(lambda name, product: product(x[name]))  # noqa: B023
                 for said in (me.progress(), me.say(most_bytes)):
                     if said is not None:
                         moved = True
@@ -463,13 +463,13 @@ def test_nobody_computes_ahead_of_a_link_that_takes_nothing_nor_reads_ahead_of_i
     weights = {name: torch.zeros(shape) for name, shape in shapes.items()}
     steps = 0
     while caller.due:
-        caller.advance(weights.__getitem__)
+        caller.advance(lambda name, product: product(weights[name]))
         steps += 1
     assert steps < 20
     assert BACKLOG_BYTES <= caller._probes.backlog_bytes < BACKLOG_BYTES + 4 * BATCH
     callee = Callee(codec, lambda ranks: cut, anything)
     while not callee.full:
-        caller.advance(weights.__getitem__)
+        caller.advance(lambda name, product: product(weights[name]))
         said = caller.say(FRAME_BYTES)
         assert said is not None
         callee.receive(said)

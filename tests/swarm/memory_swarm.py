@@ -15,6 +15,7 @@ from peer.events import EventLog, Stop
 from peer.home import Home
 from peer.manifest import Manifest
 from peer.net.memory import Hub, MemoryNetwork
+from peer.stay import Stay
 
 DEADLINE_S = 90.0
 
@@ -48,6 +49,12 @@ class Swarm:
         self.daemons[name] = daemon
         self.lives[name] = asyncio.create_task(daemon.live())
         return self.lives[name]
+
+    def stay(self, name: str) -> Stay:
+        """Return a daemon's present stay."""
+        stay = self.daemons[name]._stay
+        assert stay is not None
+        return stay
 
     def events(self, name: str, kind: str | None = None) -> list[tail.Record]:
         """Return what a peer has logged so far, of one kind or all."""

@@ -15,8 +15,10 @@ from peer.catchup import Newcomer
 from peer.core.members import Member
 from peer.errors import PeerError
 from peer.events import EventLog
+from peer.home import Home
 from peer.net.base import Stream
 from peer.net.memory import MemoryNetwork
+from peer.wire.peer_pb2 import Message, Offer
 from tests.swarm.memory_swarm import Swarm, tiny_run
 
 
@@ -88,7 +90,7 @@ async def test_a_newcomer_continues_with_the_donors_anchor_momentum_and_round(tm
     swarm.join("ben")
     await swarm.until(lambda: bool(swarm.events("ben", "start")))
     (caught,) = swarm.events("ben", "catch-up")
-    snapshot = swarm.daemons["ann"]._donor._snapshot
+    snapshot = swarm.stay("ann").donor._snapshot
     assert snapshot is not None
     assert swarm.events("ben", "start")[0]["how"] == "caught-up"
     assert swarm.events("ben", "start")[0]["round"] == snapshot.header.round == caught["round"]
@@ -111,7 +113,7 @@ async def test_what_a_newcomer_adopts_is_what_the_donor_sent(tmp_path: Path) -> 
     newcomer = Newcomer(network, swarm.run, shapes, "ben", log, told.append)
     member = Member(swarm.run.run_id, "ann", ("ann:1",), 2, 0, 0.0)
     state = await newcomer.fetch([member], 0, None)
-    snapshot = swarm.daemons["ann"]._donor._snapshot
+    snapshot = swarm.stay("ann").donor._snapshot
     assert state is not None
     assert snapshot is not None
     sent = dict(zip([entry.name for entry in snapshot.header.tensors], snapshot.tensors, strict=True))
@@ -216,9 +218,8 @@ async def test_a_meeting_in_progress_is_finished_or_abandoned_when_a_peer_leaves
     swarm = Swarm(tmp_path, tiny_run(rounds=4000))
     for name in ("ann", "ben"):
         swarm.join(name)
-    await swarm.until(lambda: swarm.daemons["ann"]._meetings is not None and bool(swarm.events("ann", "meeting")))
-    meetings = swarm.daemons["ann"]._meetings
-    assert meetings is not None
+    await swarm.until(lambda: bool(swarm.events("ann", "meeting")))
+    meetings = swarm.stay("ann").meetings
     await swarm.until(lambda: bool(meetings._talks))
     talks = list(meetings._talks)
     swarm.daemons["ann"].stop()
@@ -230,3 +231,99 @@ async def test_a_meeting_in_progress_is_finished_or_abandoned_when_a_peer_leaves
     await swarm.end()
     applied = {name: len(swarm.events(name, "meeting")) for name in ("ann", "ben")}
     assert applied["ann"] == applied["ben"]
+
+
+# ---------------------------------------------------------------- as a guest
+
+
+def has_met_again(swarm: Swarm, name: str, since: str) -> bool:
+    return any(event["time"] > since for event in swarm.events(name, "meeting"))
+
+
+async def test_a_peer_that_is_paused_saves_leaves_and_comes_back_by_catching_up(tmp_path: Path) -> None:
+    run = replace(tiny_run(rounds=100_000), exchange=replace(tiny_run().exchange, max_lag=5))
+    swarm = Swarm(tmp_path, run)
+    for name in ("ann", "ben"):
+        swarm.join(name)
+    await swarm.until(lambda: all(swarm.events(name, "meeting") for name in ("ann", "ben")))
+    Home(tmp_path / "ann").pause()
+    await swarm.until(lambda: bool(swarm.events("ann", "pause")))
+    (pause,) = swarm.events("ann", "pause")
+    assert pause["reason"] == "paused"
+    assert "peer resume" in pause["detail"]
+    kinds = [event["event"] for event in swarm.events("ann")]
+    assert kinds[-1] == "pause" and "checkpoint" in kinds[-3:]
+    saved = checkpoint.load(tmp_path / "ann", run.run_id)
+    assert saved is not None and saved.state.round == pause["round"]
+    assert await MemoryNetwork(swarm.hub, "eve").members(run.run_id) and not [
+        member
+        for member in await MemoryNetwork(swarm.hub, "eve").members(run.run_id)
+        if member.peer_id == "ann" and member.addresses
+    ]
+    ahead = pause["round"] + 2 * run.exchange.max_lag
+    await swarm.until(lambda: swarm.events("ben", "round")[-1]["round"] > ahead)
+    assert swarm.events("ann")[-1]["event"] == "pause"  # it neither trained nor met anybody
+    Home(tmp_path / "ann").resume()
+    await swarm.until(lambda: bool(swarm.events("ann", "resume")))
+    (resume,) = swarm.events("ann", "resume")
+    assert swarm.events("ann", "catch-up")[-1]["round"] == resume["round"] > ahead - run.exchange.max_lag
+    await swarm.until(lambda: has_met_again(swarm, "ann", resume["time"]))
+    await swarm.until(lambda: swarm.events("ann", "round")[-1]["round"] > resume["round"])
+    ends = await swarm.stop()
+    assert {stop.reason for stop in ends.values()} == {"signal"}
+
+
+async def test_a_short_pause_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run(rounds=100_000))
+    swarm.join("ann")
+    await swarm.until(lambda: bool(swarm.events("ann", "round")))
+    Home(tmp_path / "ann").pause()
+    await swarm.until(lambda: bool(swarm.events("ann", "pause")))
+    before = swarm.events("ann", "pause")[0]["round"]
+    Home(tmp_path / "ann").resume()
+    await swarm.until(lambda: swarm.events("ann")[-1]["event"] == "round" and bool(swarm.events("ann", "resume")))
+    assert swarm.events("ann", "resume")[0]["round"] == before
+    rounds = [event["round"] for event in swarm.events("ann", "round")]
+    assert rounds == list(range(1, len(rounds) + 1))
+    await swarm.stop()
+
+
+async def test_a_peer_that_is_started_while_paused_waits_and_can_be_stopped(tmp_path: Path) -> None:
+    home = Home(tmp_path / "ann")
+    home.create()
+    home.pause()
+    swarm = Swarm(tmp_path, tiny_run())
+    swarm.join("ann")
+    await swarm.until(lambda: any("waiting, without training: paused since" in word for word in swarm.words))
+    assert [event["event"] for event in swarm.events("ann")] == ["pause"]
+    (stop,) = (await swarm.stop()).values()
+    assert stop.reason == "signal"
+
+
+async def test_who_asks_a_paused_peer_is_told_so_and_asks_others(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run(rounds=100_000))
+    swarm.join("ann")
+    await swarm.until(lambda: bool(swarm.events("ann", "round")))
+    Home(tmp_path / "ann").pause()
+    await swarm.until(lambda: bool(swarm.events("ann", "pause")))
+    eve = MemoryNetwork(swarm.hub, "eve")
+    await eve.start(ignore)
+    stream = await eve.dial("ann:1", 5)
+    await stream.send(Message(offer=Offer()), 5)
+    answer = await stream.receive(5)
+    assert isinstance(answer, Message)
+    assert answer.abort.reason == "paused"
+    await stream.close()
+    await swarm.stop()
+
+
+async def test_a_peer_whose_quota_is_used_up_leaves_and_its_traffic_is_kept(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run(rounds=100_000))
+    swarm.join("ann", quota=1_000_000)
+    await swarm.until(lambda: bool(swarm.events("ann", "round")))
+    swarm.daemons["ann"]._throttle.sent_bytes += 600_000
+    swarm.daemons["ann"]._throttle.received_bytes += 400_000
+    await swarm.until(lambda: bool(swarm.events("ann", "pause")))
+    assert swarm.events("ann", "pause")[0]["reason"] == "quota"
+    await swarm.stop()
+    assert "1000000" in (tmp_path / "ann" / "traffic.json").read_text()
