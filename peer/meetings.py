@@ -83,6 +83,7 @@ class Meetings:
         self._priors = start_priors(shapes)
         self._learning = asyncio.Lock()
         self._talks: list[Talk] = []
+        self._unapplied = 0
         self._asking: set[asyncio.Task[None]] = set()
         self._free = asyncio.Event()
         self._endings = Endings()
@@ -103,7 +104,7 @@ class Meetings:
         """Begin a meeting if one is due; False if there is nobody to ask."""
         planned = self._planner.plan
         self._account.planned(planned, self._planner.line, self._pace.round)
-        if self._stopping or len(self._talks) >= SEATS or self._timetable.spent_bytes >= planned.round_bytes:
+        if self._stopping or self._at_once >= SEATS or self._timetable.spent_bytes >= planned.round_bytes:
             return True
         if not self._timetable.due(planned.meetings, len(self._talks)):
             return True
@@ -211,7 +212,7 @@ class Meetings:
         )
         with_caller = [talk for talk in self._talks if talk.partner == offer.peer_id]
         offering = any(talk.exchange is None and talk.role == "caller" for talk in with_caller)
-        busy = len(self._talks) >= SEATS or (bool(with_caller) and not offering)
+        busy = self._at_once >= SEATS or (bool(with_caller) and not offering)
         decision = admit_offer(offer, mine, busy, offering)
         if not decision:
             return decision, None
@@ -222,7 +223,7 @@ class Meetings:
             )
             return Decision(False, "spent", detail), None
         theirs = Terms(offer.codec, offer.budget_bytes, offer.weight)
-        return decision, agree(self._wish(offer.peer_id, len(self._talks) + 1), theirs, self._ladder)
+        return decision, agree(self._wish(offer.peer_id, self._at_once + 1), theirs, self._ladder)
 
     # ------------------------------------------------------------------ as caller
 
@@ -230,7 +231,7 @@ class Meetings:
         """Offer a meeting to one partner, and hold it if the partner accepts."""
         talk = Talk("caller", partner.peer_id, os.urandom(MEETING_ID_BYTES))
         self._talks.append(talk)
-        wish = self._wish(partner.peer_id, len(self._talks))
+        wish = self._wish(partner.peer_id, self._at_once)
         try:
             talk.stream = await self._network.dial(partner.addresses[0], DIAL_S)
             asked_s = time.monotonic()
@@ -294,6 +295,16 @@ class Meetings:
 
     # ------------------------------------------------------------------ both
 
+    @property
+    def _at_once(self) -> int:
+        """How many meetings go on now, or have ended so lately that the weights don't have their correction yet."""
+        return len(self._talks) + self._unapplied
+
+    def _applied(self, adding: asyncio.Future[None]) -> None:
+        self._unapplied -= 1
+        if not adding.cancelled():
+            adding.exception()  # a peer that leaves adds no more
+
     def _wish(self, partner: str, at_once: int) -> Terms:
         planned = self._planner.plan
         budget_bytes = self._planner.budget_bytes(planned, partner)
@@ -332,7 +343,8 @@ class Meetings:
             self._view.await_products()
             correction.add_(weight, state.weights, state.anchor)
 
-        self._boundary.post(add)
+        self._unapplied += 1
+        asyncio.wrap_future(self._boundary.post(add)).add_done_callback(self._applied)
         sent, received = talk.bytes
         seconds = time.monotonic() - talk.began_s
         self._timetable.met(sent + received)

@@ -297,7 +297,7 @@ async def test_an_inquiry_ends_a_meeting_that_is_still_going_on_untouched(tmp_pa
             peer_id="ann",
             round=0,
             meeting_id=bytes(16),
-            codec=RUN.exchange.codec,
+            codec="rank-int4",
             budget_bytes=10_000,
             weight=0.5,
             patience_ms=100,

@@ -3,8 +3,8 @@
 The machine is driven from two sides. The network hands it messages (`receive`) and bad news (`lost`) and asks what to
 say next (`say`); a worker lets it do the products that what has arrived so far allows (`advance`), a small batch at a
 time, and hands it weights that stand still during each. `advance` may run in a thread of its own, everything else
-belongs to one. All tensors flow through the three legs (see `peer.core.codec`) independently of one another, so that arithmetic and
-all three legs overlap.
+belongs to one. All tensors flow through the three legs (see `peer.core.codec`) independently of one another, so that
+arithmetic and all three legs overlap.
 
 What may happen in which phase is `TABLE`; a pair that is not in it is a `ProtocolError`, and nothing is applied.
 """

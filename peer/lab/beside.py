@@ -3,7 +3,7 @@
 What is simplified: an exchange reads the weights of both sides once, when the meeting begins, as each one's last step
 left them (the daemon reads them at the step boundaries at which each leg is due); its correction is added at each
 side's first step boundary after the time that the links take for its bytes. A peer knows at once who is free, so no
-offer is ever declined.
+offer is ever declined. Lines are shared evenly by nobody: two meetings at once each have all of one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ from dataclasses import dataclass
 from peer.core.admit import MEETING_ID_BYTES
 from peer.core.allocation import Allocation
 from peer.core.change import Correction
-from peer.core.codec import parse
+from peer.core.plan import Cost, Means, Plan, plan, within
 from peer.core.prior import guesses, next_priors, seed_of, start_priors
+from peer.core.terms import AUTO, Terms, agree, codecs
 from peer.lab.encounter import Encounter, encounter
 from peer.lab.graphs import pairs
 from peer.lab.world import World
 
 TURNS = 5
 """How often a meeting changes direction: the offer, its answer, and the three legs of the exchange."""
+
+SEATS = 3
+"""Meetings at once, at most."""
+
+SHARE = 0.5
+"""Of its line, what a peer uses for meetings where the codec follows the links."""
+
+FASTEST_BITS_PER_S = 1e12
 
 EARLY_S = 1e-9
 """Times nearer than this are one."""
@@ -45,12 +54,14 @@ class Beside:
         self._world = world
         run = world.experiment.run
         shapes = {name: tuple(weight.shape) for name, weight in world.population.states[0].weights.items()}
-        self._allocation = Allocation(shapes, parse(run.exchange.codec))
+        self._allocations = {spec: Allocation(shapes, codec) for spec, codec in codecs(run.exchange.codec).items()}
+        self._costs = {spec: Cost(made.least_bytes, made.whole_bytes) for spec, made in self._allocations.items()}
         peers = range(world.experiment.peers)
+        self._plans = [self._plan(peer) for peer in peers] if run.exchange.codec == AUTO else None
         self._priors = [start_priors(shapes) for _ in peers]
         self._step_ends_s = [world.links.peers[peer].step_s for peer in peers]
         self._round_began_s = [0.0 for _ in peers]
-        self._busy_until_s = [0.0 for _ in peers]
+        self._ready_s = [0.0 for _ in peers]
         # Meetings after the round are due once there was one.
         self._met_before = 0 if world.experiment.spread else world.experiment.meetings
         self._met = [self._met_before for _ in peers]
@@ -108,7 +119,7 @@ class Beside:
         for peer in sorted(present - self._joined):
             ready_s = world.now_s + world.welcome(peer, stayed)
             self._step_ends_s[peer] = ready_s + world.links.peers[peer].step_s
-            self._round_began_s[peer] = self._busy_until_s[peer] = ready_s
+            self._round_began_s[peer] = self._ready_s[peer] = ready_s
             self._met[peer] = self._met_before
         self._joined = present
 
@@ -149,7 +160,12 @@ class Beside:
     def _wanted(self, peer: int) -> int:
         """Return how many meetings of this round should have begun by now."""
         fraction = (self._world.now_s - self._round_began_s[peer]) / self._world.round_s
-        return int(min(1.0, fraction) * self._world.experiment.meetings + 0.5)
+        most = float(self._world.experiment.meetings)
+        if self._plans is not None:
+            most = self._plans[peer].meetings
+        if 0 < most < 1:  # one in several rounds
+            most = 0 if self._world.population.states[peer].round % round(1 / most) else 1
+        return int(min(1.0, fraction) * int(most) + 0.5)
 
     def _meet(self, caller: int, who: list[int], among: Collection[int] | None = None) -> None:
         """Begin a meeting, or several at once if the graph has it, with somebody among those that are there.
@@ -160,13 +176,15 @@ class Beside:
         if not self._is_free(caller):
             return
         among = self._joined if among is None else among
-        free = {peer for peer in among if self._is_free(peer) and self._within_reach(caller, peer)}
+        engaged = {due.other for due in self._due[caller]}
+        free = {peer for peer in among if self._is_free(peer) and self._within_reach(caller, peer)} - engaged
         self._hold(pairs(experiment.graph, caller, self._last_met[caller], free - {caller}, world.draw), who)
 
     def _hold(self, meetings: list[tuple[int, int]], who: list[int]) -> None:
         """Hold meetings at once, each of a caller and a callee; who: those at a step boundary now."""
         world = self._world
         held = [(pair, self._encounter(*pair)) for pair in meetings]
+        at_once = max(len(self._due[peer]) for pair in meetings for peer in pair) if meetings else 0
         together = {peer for pair, _ in held for peer in pair}
         for (one, other), found in held:
             world.sent[one] += found.caller_bytes
@@ -175,32 +193,59 @@ class Beside:
                 continue
             took_s = world.links.exchange_s(one, other, found.caller_bytes, found.callee_bytes, TURNS)
             # λ of `peer.core.gossip.laplacian`: ½ for a pair, ⅓ for two at once, 1/n for all n
-            weight = world.experiment.run.outer.alpha / len(together)
+            weight = world.experiment.run.outer.alpha / (len(together) + at_once)
             self._note(one, _Due(world.now_s + took_s, found.correction, -weight, other))
             self._note(other, _Due(world.now_s + took_s, found.correction, weight, one))
         self._apply([peer for peer in together if peer in who])
 
     def _encounter(self, caller: int, callee: int) -> Encounter:
         population, priors = self._world.population, self._priors[caller]
-        ranks = self._allocation.ranks(priors, population.sensitivity[caller])
-        found = guesses(self._allocation.parts(ranks), priors, seed_of(self._meeting_id()))
+        allocation, budget_bytes = self._agreed(caller, callee)
+        ranks = allocation.ranks(priors, population.sensitivity[caller], budget_bytes)
+        found = guesses(allocation.parts(ranks, budget_bytes), priors, seed_of(self._meeting_id()))
         states, outer = population.states, self._world.experiment.run.outer
-        return encounter(outer, self._allocation, ranks, found, states[caller], states[callee])
+        return encounter(outer, allocation, ranks, found, states[caller], states[callee], budget_bytes)
+
+    def _agreed(self, one: int, other: int) -> tuple[Allocation, int | None]:
+        """Return what two peers' meeting is made up by, and what it may cost; None: what the codec says."""
+        if self._plans is None:
+            (allocation,) = self._allocations.values()
+            return allocation, None
+        terms = agree(self._wish(one, other), self._wish(other, one), list(self._allocations))
+        return self._allocations[terms.codec], terms.budget_bytes
+
+    def _wish(self, peer: int, partner: int) -> Terms:
+        assert self._plans is not None
+        planned, rate = self._plans[peer], self._world.links.bits_per_s(peer, partner)
+        budget = within(planned, self._costs[planned.codec], min(rate, FASTEST_BITS_PER_S), self._world.round_s)
+        return Terms(planned.codec, budget, self._world.experiment.run.outer.alpha / 2)
+
+    def _plan(self, peer: int) -> Plan:
+        """Return what a peer's line affords, as the daemon finds it out."""
+        link = self._world.links.peers[peer]
+        means = Means(
+            bits_per_s=min(1e6 * link.up_mbit, FASTEST_BITS_PER_S),
+            waiting_s=2 * TURNS * link.latency_s,
+            round_s=self._world.round_s,
+            share=SHARE,
+            stall_s=0.0,
+            most=self._world.experiment.meetings,
+        )
+        return plan(means, AUTO, self._costs)
 
     def _meeting_id(self) -> bytes:
         return self._world.draw.randbytes(MEETING_ID_BYTES)
 
     def _note(self, peer: int, due: _Due) -> None:
         self._due[peer].append(due)
-        self._busy_until_s[peer] = max(self._busy_until_s[peer], due.at_s)
         self._met[peer] += 1
         self._meetings += 1
         self._last_met[peer][due.other] = self._meetings
         self._priors[peer] = next_priors(due.correction, self._priors[peer])
 
     def _is_free(self, peer: int) -> bool:
-        done = not self._due[peer] and self._busy_until_s[peer] <= self._world.now_s + EARLY_S
-        return done and peer in self._joined
+        here = peer in self._joined and self._ready_s[peer] <= self._world.now_s + EARLY_S
+        return here and len(self._due[peer]) < SEATS
 
     def _within_reach(self, one: int, other: int) -> bool:
         states = self._world.population.states

@@ -90,6 +90,10 @@ class Links:
         """
         return self._latency_s(source, target) + self._sending_s(source, target, size_bytes)
 
+    def bits_per_s(self, source: int, target: int) -> float:
+        """Return how fast one peer's bytes reach another one."""
+        return 1e6 * min(self.peers[source].up_mbit, self.peers[target].down_mbit)
+
     def exchange_s(self, a: int, b: int, a_to_b_bytes: float, b_to_a_bytes: float, turns: int) -> float:
         """Return how long two peers talk.
 
@@ -116,7 +120,7 @@ class Links:
         return self.peers[a].latency_s + self.peers[b].latency_s
 
     def _sending_s(self, source: int, target: int, size_bytes: float) -> float:
-        return 8 * size_bytes / (1e6 * min(self.peers[source].up_mbit, self.peers[target].down_mbit))
+        return 8 * size_bytes / self.bits_per_s(source, target)
 
 
 def allreduce_bytes(n: int, size_bytes: float) -> float:

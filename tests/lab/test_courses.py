@@ -273,12 +273,23 @@ def test_a_correction_arrives_when_the_links_have_carried_it() -> None:
     place.now_s = 2.9  # five one-way latencies of 0.6 s are 3 s
     course._apply([0, 1])
     assert all(torch.equal(weights(place)[0][name], w) for name, w in before[0].items())
-    assert not course._is_free(0)
+    assert len(course._due[0]) == len(course._due[1]) == 1
     place.now_s = 3.0
     course._apply([0, 1])
     assert_close(weights(place)[0], weights(place)[1], atol=1e-6)
     assert_close(weights(place)[0], mean(before), atol=1e-6)
-    assert course._is_free(0)
+    assert not course._due[0]
+
+
+def test_who_meets_several_at_once_gives_each_less_weight_and_never_the_same_one_twice() -> None:
+    place = world(experiment("gasloc", peers=5), Links((Link(latency_s=0.3),) * 5))
+    course = Beside(place)
+    place.population.step(list(range(5)), [1e-2] * 5)
+    for _ in range(4):
+        course._meet(0, [0])
+    met = course._due[0]
+    assert [abs(due.weight) for due in met] == [1 / 2, 1 / 3, 1 / 4]  # and a fourth one is too many
+    assert len({due.other for due in met}) == 3
 
 
 def test_peers_of_different_speeds_meet_as_often_as_those_of_one_speed() -> None:
@@ -301,12 +312,12 @@ def test_a_peer_in_the_middle_of_a_step_is_met_and_corrected_when_the_step_is_do
     course._meet(0, [0])
     assert_close(weights(place)[0], mean(before), atol=1e-6)
     assert_close(weights(place)[1], before[1], atol=0)
-    assert course._is_free(0)
-    assert not course._is_free(1)  # another exchange would read weights that lack this correction
+    assert not course._due[0]
+    assert len(course._due[1]) == 1  # another exchange would read weights that lack it, so counts as at once
     place.now_s = 1.5
     course._apply([1])
     assert_close(weights(place)[1], mean(before), atol=1e-6)
-    assert course._is_free(1)
+    assert not course._due[1]
 
 
 def test_meetings_after_the_round_wait_for_the_first_one_to_be_over() -> None:
