@@ -103,6 +103,7 @@ class Download:
         self.size_bytes = sum(4 * prod(shape) for shape in self._expected.values())
         self._header = StateHeader()
         self._buffer = bytearray()
+        self._chunk = bytearray()
         self._next = 0
 
     async def run(self, network: Network, donor: Member, progress: Progress) -> State:
@@ -151,17 +152,21 @@ class Download:
             raise ProtocolError("malformed", f"the donor's State is of round {header.round}, no further than ours")
         if header.snapshot_id != self._header.snapshot_id:
             self._buffer, self._next = bytearray(), 0
-        self._header = header
+        self._header, self._chunk = header, bytearray()
 
     def _take(self, chunk: StateChunk) -> None:
         if chunk.index != self._next:
             raise ProtocolError("out-of-order", f"chunk {chunk.index} where {self._next} was due")
-        if hashlib.sha256(chunk.payload).digest() != self._header.hashes[self._next]:
-            raise ProtocolError("checksum", f"chunk {chunk.index} does not match its hash")
         expected = min(CHUNK_BYTES, self.size_bytes - self._next * CHUNK_BYTES)
-        if len(chunk.payload) != expected:
-            raise ProtocolError("oversized", f"chunk {chunk.index} has {len(chunk.payload)} bytes, not {expected}")
-        self._buffer += chunk.payload
+        self._chunk += chunk.payload
+        if not chunk.payload or len(self._chunk) > expected:
+            raise ProtocolError("oversized", f"a piece of {len(chunk.payload)} bytes does not fit chunk {chunk.index}")
+        if len(self._chunk) < expected:
+            return
+        if hashlib.sha256(self._chunk).digest() != self._header.hashes[self._next]:
+            raise ProtocolError("checksum", f"chunk {chunk.index} does not match its hash")
+        self._buffer += self._chunk
+        self._chunk = bytearray()
         self._next += 1
 
     def _state(self) -> State:

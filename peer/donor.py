@@ -24,8 +24,11 @@ from peer.manifest import Manifest
 from peer.net.base import Stream
 from peer.wire.peer_pb2 import Abort, Message, StateChunk, StateHeader, StateRequest, TensorEntry
 
-PROTOCOL = 1
+PROTOCOL = 2
 CHUNK_BYTES = 1024 * 1024
+PIECE_BYTES = 64 * 1024
+"""A chunk comes in pieces, so that a slow download that moves is not taken for one that stands still."""
+
 SILENCE_S = 20.0
 SNAPSHOT_S = 120.0
 """Training gets this long to reach a step boundary; a snapshot nobody has read from for this long is dropped."""
@@ -95,14 +98,16 @@ class Donor:
             snapshot = self._snapshot
             if snapshot is None or (request.snapshot_id != snapshot.header.snapshot_id and await self._stale(snapshot)):
                 snapshot = self._snapshot = await self._take()
-        first = request.first_chunk if request.snapshot_id == snapshot.header.snapshot_id else 0
+        begin = request.first_chunk if request.snapshot_id == snapshot.header.snapshot_id else 0
         snapshot.readers += 1
         try:
             await stream.send(Message(state_header=snapshot.header), SILENCE_S)
-            for index in range(first, len(snapshot.header.hashes)):
+            for index in range(begin, len(snapshot.header.hashes)):
                 payload = await asyncio.to_thread(snapshot.chunk, index)
-                await stream.send(Message(state_chunk=StateChunk(index=index, payload=payload)), SILENCE_S)
-                snapshot.read_at_s = time.monotonic()
+                for first in range(0, len(payload), PIECE_BYTES):
+                    piece = StateChunk(index=index, payload=payload[first : first + PIECE_BYTES])
+                    await stream.send(Message(state_chunk=piece), SILENCE_S)
+                    snapshot.read_at_s = time.monotonic()
         finally:
             snapshot.readers -= 1
 
