@@ -146,3 +146,107 @@ def test_own_momentum_is_mixed_with_the_previous_point_moved_along_with_every_co
             theirs[k].outer["previous"]["x"] += sign * correction
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one.weights["x"], other.weights["x"], rtol=1e-12, atol=1e-12)
+
+
+class Visit:
+    """A meeting among several at once: each side weighs it by how many it holds, and the smaller w holds for both.
+
+    Each side reads its live weights some time after it began, and applies what came of it some time after both have.
+    """
+
+    def __init__(self, peers: tuple[int, int], weight: float, began: int, longest: int, draw: torch.Generator) -> None:
+        delays: list[int] = torch.randint(0, longest + 1, (4,), generator=draw).tolist()
+        self.peers, self.weight = peers, weight
+        self.read_at = (began + delays[0], began + delays[1])
+        both_read = max(self.read_at)
+        self.apply_at = (both_read + delays[2], both_read + delays[3])
+        self.over_at = max(self.apply_at)
+        self._readings = [torch.empty(0), torch.empty(0)]
+
+    def advance(self, outer: Outer, states: list[State], now: int) -> None:
+        for side, peer in enumerate(self.peers):
+            if self.read_at[side] == now:
+                self._readings[side] = exchanged(outer, states[peer], "x").clone()
+        for side, peer in enumerate(self.peers):
+            if self.apply_at[side] == now:
+                sign = 1 if side else -1
+                correct(states[peer], sign * self.weight * (self._readings[0] - self._readings[1]))
+
+
+class Crowd:
+    """Peers that hold up to so many meetings at once, each with another partner; a step is the unit of time."""
+
+    def __init__(self, states: list[State], outer: Outer, seats: int, longest: int, seed: int) -> None:
+        self.states, self.outer, self.seats, self.longest = states, outer, seats, longest
+        self.draw = torch.Generator().manual_seed(seed)
+        self.visits: list[Visit] = []
+        self.met = 0
+        self.at_once = [0] * (seats + 1)
+
+    def engaged(self, peer: int) -> list[Visit]:
+        return [visit for visit in self.visits if peer in visit.peers]
+
+    def step(self, now: int, begin: bool = True) -> None:
+        one, other = torch.randperm(len(self.states), generator=self.draw)[:2].tolist()
+        held = [self.engaged(peer) for peer in (one, other)]
+        together = any(other in visit.peers for visit in held[0])
+        if begin and not together and max(map(len, held)) < self.seats:
+            weight = min(pair_weight(self.outer.alpha, len(visits) + 1) for visits in held)
+            self.visits.append(Visit((one, other), weight, now, self.longest, self.draw))
+            self.met += 1
+        for visit in self.visits:
+            visit.advance(self.outer, self.states, now)
+        self.visits = [visit for visit in self.visits if visit.over_at > now]
+        self.at_once[max(len(self.engaged(peer)) for peer in range(len(self.states)))] += 1
+
+    def apart(self) -> float:
+        points = torch.stack([state.weights["x"] for state in self.states])
+        return float((points - points.mean(0)).norm())
+
+
+@pytest.mark.parametrize("seats", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_several_meetings_at_once_leave_the_mean_on_dilocos_path(seats: int, seed: int) -> None:
+    n, steps, rounds, quiet = 6, 8, 12, 4
+    outer, draw = Outer(Form.OWN, 0.8, 0.65, 1.0), torch.Generator().manual_seed(100 + seed)
+    states = [peer_at(outer.form, randn(draw)) for _ in range(n)]
+    crowd, diloco = Crowd(states, outer, seats, 2 * steps, seed), mean(states)
+    oracle = torch.optim.SGD([diloco], lr=outer.eta, momentum=outer.gamma, nesterov=True)
+    for round in range(rounds + quiet):
+        for step in range(steps):
+            for state in states:
+                state.weights["x"] += 0.1 * randn(draw)
+            crowd.step(round * steps + step, begin=round < rounds)
+        diloco.grad = -torch.stack([state.weights["x"] - state.anchor["x"] for state in states]).mean(0)
+        oracle.step()
+        for state in states:
+            outer_step(outer, state)
+        if not crowd.visits:
+            torch.testing.assert_close(mean(states), diloco, rtol=1e-12, atol=1e-12)
+    assert not crowd.visits
+    assert crowd.at_once[seats] > 10
+    assert crowd.met > rounds
+
+
+@pytest.mark.parametrize("n", [2, 4, 16])
+@pytest.mark.parametrize("longest", [0, 1, 20])
+@pytest.mark.parametrize("seed", range(3))
+def test_peers_with_three_meetings_at_once_come_together_however_late_their_corrections_are(
+    n: int, longest: int, seed: int
+) -> None:
+    """Without training, stale readings alone: they may come apart for a while, but not for long, nor by much."""
+    outer, draw = Outer(Form.OWN, 1.0, 0.0, 1.0), torch.Generator().manual_seed(seed)
+    states = [peer_at(outer.form, randn(draw)) for _ in range(n)]
+    crowd = Crowd(states, outer, 3, longest, seed)
+    begin, centre = crowd.apart(), mean(states)
+    farthest = 0.0
+    for now in range(200 * n * (1 + longest // 4)):
+        crowd.step(now)
+        farthest = max(farthest, crowd.apart())
+    assert farthest < 2 * begin
+    assert crowd.apart() < 1e-3 * begin
+    now += 1
+    while crowd.visits:
+        crowd.step(now, begin=False)
+        now += 1
+    torch.testing.assert_close(mean(states), centre, rtol=1e-9, atol=1e-9)
