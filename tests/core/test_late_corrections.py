@@ -225,7 +225,7 @@ def test_several_meetings_at_once_leave_the_mean_on_dilocos_path(seats: int, see
             torch.testing.assert_close(mean(states), diloco, rtol=1e-12, atol=1e-12)
     assert not crowd.visits
     assert crowd.at_once[seats] > 10
-    assert crowd.met > rounds
+    assert crowd.met > rounds // 2
 
 
 @pytest.mark.parametrize("n", [2, 4, 16])
@@ -240,7 +240,7 @@ def test_peers_with_three_meetings_at_once_come_together_however_late_their_corr
     crowd = Crowd(states, outer, 3, longest, seed)
     begin, centre = crowd.apart(), mean(states)
     farthest = 0.0
-    for now in range(200 * n * (1 + longest // 4)):
+    for now in range(80 * n * (1 + longest // 4)):
         crowd.step(now)
         farthest = max(farthest, crowd.apart())
     assert farthest < 2 * begin
@@ -250,3 +250,24 @@ def test_peers_with_three_meetings_at_once_come_together_however_late_their_corr
         crowd.step(now, begin=False)
         now += 1
     torch.testing.assert_close(mean(states), centre, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_training_peers_with_three_meetings_at_once_stay_as_close_as_they_are(seed: int) -> None:
+    """Over hundreds of rounds, with momentum; without meetings they would drift apart for ever."""
+    n, steps, rounds = 8, 4, 400
+    outer, draw = Outer(Form.OWN, 0.7, 0.65, 1.0), torch.Generator().manual_seed(seed)
+    states = [peer_at(outer.form, torch.zeros(4, 3, dtype=torch.float64)) for _ in range(n)]
+    crowd, apart = Crowd(states, outer, 3, steps, seed), []
+    for now in range(rounds * steps):
+        for state in states:
+            state.weights["x"] += randn(draw)
+        crowd.step(now)
+        if (now + 1) % steps == 0:
+            for state in states:
+                outer_step(outer, state)
+        apart.append(crowd.apart())
+    settled = len(apart) // 4
+    early, late = apart[settled : 2 * settled], apart[-settled:]
+    assert sum(late) < 1.3 * sum(early)
+    assert max(late) < 1.5 * max(early)
