@@ -125,13 +125,14 @@ Look = Callable[[Callable[[Tensor], Tensor]], Tensor]
 """Apply a function to a parameter's live tensor, which stands still meanwhile, and return what comes of it."""
 
 
-def probe(part: Part, codec: Codec, look: Look, guess: Guess) -> bytearray:
+def probe(part: Part, codec: Codec, look: Look, guess: Guess) -> Buffer:
     """Leg 1, caller: encode Q and P_a = X_a Q, or x_a."""
     if guess.basis is None:
         return first_half(look(part.copy), guess.spread, codec.fine, guess.cold)
     sent = encode(guess.basis, codec.form)
     q = decode(sent, codec.form, (part.columns, part.rank))
-    return sent + first_half(look(lambda x: part.times(x, q)).T, guess.spread, codec.probe, guess.cold)
+    p = look(lambda x: part.times(x, q)).T
+    return b"".join((sent, first_half(p, guess.spread, codec.probe, guess.cold)))
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Found:
     spread: Tensor | None = None
 
 
-def reply(part: Part, codec: Codec, look: Look, payload: Buffer) -> tuple[bytearray, Found]:
+def reply(part: Part, codec: Codec, look: Look, payload: Buffer) -> tuple[Buffer, Found]:
     """Leg 2, callee: encode P̂, how large P is, and Z_b = X_bᵀ P̂; or all of C."""
     view = memoryview(payload)
     if not part.rank:
@@ -152,17 +153,17 @@ def reply(part: Part, codec: Codec, look: Look, payload: Buffer) -> tuple[bytear
     q = decode(view[:size], codec.form, (part.columns, part.rank))
     p = difference(view[size:], look(lambda x: part.times(x, q)).T, codec.probe)  # rank × rows
     left, mixed = torch.linalg.qr(p.T)
-    sent = encode(left, codec.form) + encode(seen(p, view[size:], codec.probe), Format.BF16)
+    sent = b"".join((encode(left, codec.form), encode(seen(p, view[size:], codec.probe), Format.BF16)))
     found = _found(part, codec, memoryview(sent))
     expected = OUTSIDE * even(spread_of(mixed, part.columns))
     z = look(lambda x: part.transposed_times(x, found.left)).T
-    return sent + first_half(z, expected, codec.fine), found
+    return b"".join((sent, first_half(z, expected, codec.fine))), found
 
 
-def answer(part: Part, codec: Codec, look: Look, payload: Buffer) -> tuple[bytearray, Change]:
+def answer(part: Part, codec: Codec, look: Look, payload: Buffer) -> tuple[Buffer, Change]:
     """Leg 3, caller: encode Z (nothing of a whole tensor); also return C as the callee will hold it."""
     if not part.rank:
-        return bytearray(), Change(part, decode(payload, codec.form, (part.rows, part.columns)), None)
+        return b"", Change(part, decode(payload, codec.form, (part.rows, part.columns)), None)
     view = memoryview(payload)
     found = _found(part, codec, view)
     own = look(lambda x: part.transposed_times(x, found.left)).T  # rank × columns

@@ -46,7 +46,7 @@ def steps_bytes(rounding: Rounding | None, groups: int) -> int:
     return 0 if rounding is None else encoded_bytes(Format.BF16, groups)
 
 
-def first_half(own: Tensor, spread: Tensor | None, rounding: Rounding | None, cold: float = COLD) -> bytearray:
+def first_half(own: Tensor, spread: Tensor | None, rounding: Rounding | None, cold: float = COLD) -> Buffer:
     """Encode one's own numbers (groups × size), their steps first; raises `ProtocolError` when they are not finite.
 
     spread (groups,): the standard deviation of the difference that is expected; where it is unknown (None, 0) the grid
@@ -55,7 +55,7 @@ def first_half(own: Tensor, spread: Tensor | None, rounding: Rounding | None, co
     if rounding is None:
         return encode(own, Format.FP32)
     sent = encode(_steps(own, spread, rounding, cold), Format.BF16)
-    return sent + residue.encode(own, _decoded_steps(sent, own.shape[0]), rounding.bits)
+    return b"".join((sent, residue.encode(own, _decoded_steps(sent, own.shape[0]), rounding.bits)))
 
 
 def difference(first: memoryview, own: Tensor, rounding: Rounding | None) -> Tensor:

@@ -10,6 +10,7 @@ Decoding is one multiplication of an integer by a scale, exact in IEEE arithmeti
 from __future__ import annotations
 
 import math
+import warnings
 from enum import Enum
 from math import prod
 
@@ -42,6 +43,11 @@ _DTYPE = {
 _WIDTH = {Format.FP32: 4, Format.BF16: 2, Format.INT8: 1}
 _LEVELS = {Format.INT8: 127, Format.INT4: 7}
 
+with warnings.catch_warnings():
+    # torch says once that memory is not to be written to; what is decoded here never is
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
+
 
 def encoded_bytes(form: Format, count: int) -> int:
     """Return how many bytes `count` numbers take."""
@@ -53,11 +59,14 @@ def encoded_bytes(form: Format, count: int) -> int:
     return scales + (count if form is Format.INT8 else -(-count // 2))
 
 
-def encode(x: Tensor, form: Format) -> bytearray:
+def encode(x: Tensor, form: Format) -> Buffer:
     """Encode a tensor of any shape, dtype and device, row by row; raises `ProtocolError` when it is not finite.
 
-    Needs little memory beside the result: the numbers are taken a chunk at a time, which is also what fits a cache.
+    Needs little memory beside the result: the numbers are taken a chunk at a time, which is also what fits a cache. The
+    result may share memory with x, which is not to change any more.
     """
+    if form is Format.FP32:
+        return _raw(x)
     flat, out = x.detach().reshape(-1), bytearray(encoded_bytes(form, x.numel()))
     for first in range(0, flat.numel(), CHUNK):
         chunk = flat[first : first + CHUNK].float()
@@ -74,7 +83,6 @@ def decode(payload: Buffer, form: Format, shape: tuple[int, ...]) -> Tensor:
 
     The result may share memory with the payload.
     """
-    payload = _writable(payload)
     count = prod(shape)
     if len(payload) != encoded_bytes(form, count):
         raise ProtocolError("malformed", f"{len(payload)} bytes where {encoded_bytes(form, count)} encode {shape}")
@@ -111,10 +119,13 @@ def _encode_blocks(chunk: Tensor, form: Format, out: bytearray, first: int, coun
         _place(out, split + first * _WIDTH[form], steps, _DTYPE[form])
 
 
-def _writable(payload: Buffer) -> Buffer:
-    # torch insists on memory that it might write to
-    view = memoryview(payload)
-    return bytearray(view) if view.readonly else view
+def _raw(x: Tensor) -> Buffer:
+    numbers = x.detach().float().cpu().contiguous().view(-1)
+    if not len(numbers):
+        return b""
+    for chunk in torch.split(numbers, CHUNK):
+        _check_finite(chunk, "this peer's own weights are not finite")
+    return numbers.numpy().data.cast("B")
 
 
 def _steps(payload: Buffer, form: Format, first: int, size: int, count: int) -> Tensor:
