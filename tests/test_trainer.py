@@ -156,12 +156,68 @@ def test_a_correction_in_mid_round_never_enters_the_drift_or_the_momentum() -> N
 
 def test_a_large_batch_goes_through_the_model_in_pieces_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny()
-    whole, pieces = trainer(run), trainer(run)
-    whole.step()
+    whole = trainer(run)
     monkeypatch.setattr("peer.trainer.MICRO_TOKENS", {"cpu": 16})
+    pieces = trainer(run)
+    assert (whole.micro_batch, pieces.micro_batch) == (4, 1)
+    whole.step()
     pieces.step()
     for a, b in zip(weights(whole).values(), weights(pieces).values(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+def with_memory_for(peer: Trainer, sequences: int, error: Exception) -> None:
+    """Let a model run out of memory, in the middle of its forward pass, at more sequences than these."""
+
+    def forward(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if len(output) > sequences:
+            raise error
+
+    next(module for module in peer.model.modules() if isinstance(module, nn.LayerNorm)).register_forward_hook(forward)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 8 GB)"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+    ids=["cuda", "mps", "cpu", "python"],
+)
+def test_out_of_memory_halves_the_pieces_and_the_step_is_taken_with_all_its_tokens(error: Exception) -> None:
+    run, told = tiny(), list[str]()
+    plain = trainer(run)
+    peer = Trainer(run, causal.build(run.config, run.seed), sequences(run), CPU, say=told.append)
+    with_memory_for(peer, 1, error)
+    for _ in range(run.local_steps or 0):
+        assert plain.step() and peer.step()
+    assert peer.micro_batch == 1
+    assert [line.split(":")[0] for line in told] == ["memory is short"] * 2
+    for a, b in zip(weights(plain).values(), weights(peer).values(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    assert peer.state.cursor == plain.state.cursor
+    ours, theirs = peer.end_round(), plain.end_round()
+    assert (ours.micro_batch, theirs.micro_batch) == (1, 4)
+    assert (ours.tokens, ours.steps) == (theirs.tokens, theirs.steps)
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
+
+
+def test_memory_that_does_not_suffice_for_one_sequence_is_an_error_that_says_what_to_do() -> None:
+    peer = trainer(tiny())
+    before = weights(peer)
+    with_memory_for(peer, 0, MemoryError())
+    with pytest.raises(ConfigError, match="too little memory for a single sequence of 16 tokens; close what else"):
+        peer.step()
+    assert all(torch.equal(before[name], weight) for name, weight in weights(peer).items())
+
+
+def test_an_error_that_is_not_about_memory_is_none_to_be_quiet_about() -> None:
+    peer = trainer(tiny())
+    with_memory_for(peer, 0, RuntimeError("shapes do not fit"))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        peer.step()
 
 
 def test_a_round_by_time_ends_when_its_seconds_are_over_and_has_a_step_at_least() -> None:
