@@ -90,6 +90,7 @@ def codec_row(caller: Worker, callee: Worker, port: int, spec: str, repetitions:
     """Measure one codec, after warm-ups that teach the peers what to expect, and check that it did what it promises."""
     exchanges: list[tuple[Met, Met]] = []
     raws_s: list[float] = []
+    plains_s: list[float] = []
     for number in range(1 - WARM_UPS, repetitions + 1):
         both(caller, callee, "prepare", spec)
         callee.ask("expect")
@@ -97,8 +98,10 @@ def codec_row(caller: Worker, callee: Worker, port: int, spec: str, repetitions:
         theirs: Met = callee.ask("met")
         exchanges.append((ours, theirs))
         raws_s.append(raw(caller, callee, ours.sent_bytes, ours.received_bytes))
+        plains_s.append(plain(caller, callee, ours.sent_bytes, ours.received_bytes))
         wall_s = took_s(ours.cost, theirs.cost)
-        say(f"{spec}: {number if number > 0 else 'warm-up'}: {wall_s:.2f} s, {raws_s[-1]:.3f} s raw")
+        kind = number if number > 0 else "warm-up"
+        say(f"{spec}: {kind}: {wall_s:.2f} s, plain gRPC {plains_s[-1]:.3f} s, raw {raws_s[-1]:.3f} s")
     callee.tell("show")
     comparison: Comparison = caller.ask("compare")
     promised = promise(parse(spec))
@@ -111,6 +114,7 @@ def codec_row(caller: Worker, callee: Worker, port: int, spec: str, repetitions:
         received_bytes=last.received_bytes,
         cpu_s=median(a.cost.cpu_s + b.cost.cpu_s for a, b in warm),
         peak_bytes=(max(a.cost.peak_bytes for a, _ in exchanges), max(b.cost.peak_bytes for _, b in exchanges)),
+        plain_s=median(plains_s[WARM_UPS:]),
         raw_s=median(raws_s[WARM_UPS:]),
         left=comparison.left,
         promised=promised,
@@ -123,6 +127,12 @@ def raw(caller: Worker, callee: Worker, send_bytes: int, receive_bytes: int) -> 
     callee.tell("copy", receive_bytes, send_bytes)
     ours: Cost = caller.ask("copy", send_bytes, receive_bytes)
     return took_s(ours, callee.hear())
+
+
+def plain(caller: Worker, callee: Worker, send_bytes: int, receive_bytes: int) -> float:
+    """Return how long as many bytes take over a plain stream of gRPC, both ways at once."""
+    took: float = caller.ask("copy_plain", callee.ask("expect_plain", receive_bytes), send_bytes, receive_bytes)
+    return took
 
 
 def took_s(caller: Cost, callee: Cost) -> float:
@@ -169,6 +179,7 @@ def hivemind_row(caller: Worker, callee: Worker, averaged: list[tuple[Averaged, 
     warm = averaged[1:]
     each_way = int(median(max(a.wire_bytes, b.wire_bytes) for a, b in warm)) // 2
     raws_s = [raw(caller, callee, each_way, each_way) for _ in averaged]
+    plains_s = [plain(caller, callee, each_way, each_way) for _ in averaged]
     return Row(
         what="hivemind fp16",
         wall_s=median(all_reduce_s(a, b) for a, b in warm),
@@ -176,6 +187,7 @@ def hivemind_row(caller: Worker, callee: Worker, averaged: list[tuple[Averaged, 
         received_bytes=each_way,
         cpu_s=median(a.cost.cpu_s + b.cost.cpu_s for a, b in warm),
         peak_bytes=(max(a.cost.peak_bytes for a, _ in averaged), max(b.cost.peak_bytes for _, b in averaged)),
+        plain_s=median(plains_s[1:]),
         raw_s=median(raws_s[1:]),
         left=left,
         promised=HIVEMIND_LEFT,

@@ -16,6 +16,8 @@ HEAD = (
     "recv MB",
     "CPU s",
     "peak MB",
+    "gRPC s",
+    "% of gRPC",
     "raw s",
     "× raw",
     "× hivemind",
@@ -28,7 +30,8 @@ HEAD = (
 class Row:
     """One way to bring two peers together.
 
-    wall_s, raw_s: medians; raw_s is of a plain copy of as many bytes. cpu_s: median, of both peers together.
+    wall_s, plain_s, raw_s: medians; of as many bytes, plain_s over a plain stream of gRPC, raw_s over a plain socket.
+    cpu_s: median, of both peers together.
     sent_bytes, received_bytes: by the caller. peak_bytes: caller's and callee's, the most of all repetitions.
     left, promised: what is, and what may be, left of the difference (0 to 1). shift: how far the sum of the two peers
     moved, as a share of their distance before.
@@ -40,6 +43,7 @@ class Row:
     received_bytes: int
     cpu_s: float
     peak_bytes: tuple[int, int]
+    plain_s: float
     raw_s: float
     left: float
     promised: float
@@ -49,6 +53,11 @@ class Row:
     def times_raw(self) -> float:
         """Wall time as a multiple of the plain copy's."""
         return self.wall_s / self.raw_s
+
+    @property
+    def share_of_plain(self) -> float:
+        """How fast the bytes went, as a share of what a plain stream of gRPC reaches."""
+        return self.plain_s / self.wall_s
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class Report:
         return asdict(row) | {
             "peak_bytes": list(row.peak_bytes),
             "times_raw": row.times_raw,
+            "share_of_plain": row.share_of_plain,
             "times_hivemind": row.wall_s / self.hivemind.wall_s,
         }
 
@@ -114,6 +124,8 @@ class Report:
             f"{row.received_bytes / MB:.2f}",
             f"{row.cpu_s:.2f}",
             " / ".join(f"{peak / MB:.0f}" for peak in row.peak_bytes),
+            f"{row.plain_s:.3f}",
+            f"{100 * row.share_of_plain:.0f}",
             f"{row.raw_s:.3f}",
             f"{row.times_raw:.1f}",
             f"{row.wall_s / self.hivemind.wall_s:.2f}",

@@ -12,15 +12,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from benchmarks import rawcopy
+from benchmarks import plainstream, rawcopy
 from benchmarks.cost import Cost, Meter
 from benchmarks.pair import Shapes, draw
+from benchmarks.plainstream import PlainServer
 from benchmarks.worker import DEADLINE_S
 from peer.boundary import Boundary
 from peer.conversation import Conversation
@@ -94,12 +95,14 @@ class Side:
         self._threads = [threading.Thread(target=target) for target in (self._loop.run_forever, self._train)]
         for thread in self._threads:
             thread.start()
+        self._plain = self._await(_make(PlainServer))
 
     # ------------------------------------------------------------------ orders
 
     def listen(self) -> tuple[int, int]:
         """Callee: come up and return the ports of gRPC and of the raw socket."""
         self._await(self._rpc.start(self._serve))
+        self._await(self._plain.start())
         self._socket = rawcopy.listen()
         port: int = self._socket.getsockname()[1]
         return self._rpc.port, port
@@ -143,6 +146,15 @@ class Side:
         """Copy as many bytes each way over the raw connection."""
         return rawcopy.copy(self._socket, self._calls, send_bytes, receive_bytes)
 
+    def expect_plain(self, send_bytes: int) -> int:
+        """Callee: be ready to send so many bytes over a plain gRPC stream; return its port."""
+        self._plain.send_bytes = send_bytes
+        return self._plain.port
+
+    def copy_plain(self, port: int, send_bytes: int, receive_bytes: int) -> float:
+        """Caller: copy as many bytes each way over a plain gRPC stream; return the seconds."""
+        return self._await(plainstream.copy(port, send_bytes, receive_bytes))
+
     def show(self) -> bool:
         """Callee: send the weights over the raw connection; return whether the anchor equals them."""
         for name in self._shapes:
@@ -164,6 +176,7 @@ class Side:
     def close(self) -> None:
         """Go down."""
         self._await(self._rpc.close())
+        self._await(self._plain.stop())
         self._stopping = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
@@ -231,6 +244,10 @@ class Side:
 
     def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(DEADLINE_S)
+
+
+async def _make(make: Callable[[], T]) -> T:
+    return make()  # on the loop that it will belong to
 
 
 async def _future() -> asyncio.Future[Met]:
