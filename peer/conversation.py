@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 from peer.core.exchange import Callee, Caller, Phase
-from peer.core.frame import Said
+from peer.core.frame import Frame, Said
 from peer.core.gauge import START_BITS_PER_S, Gauge
 from peer.core.legs import FRAME_BYTES
 from peer.errors import ProtocolError, Unreachable
@@ -33,7 +33,7 @@ FRAME_S = 0.25
 
 SMALLEST_FRAME_BYTES = 16 * 1024
 ON_THE_WAY_S = 1.0
-LEAST_ON_THE_WAY_BYTES = 2**20
+LEAST_ON_THE_WAY_BYTES = 64 * 1024
 
 
 class Conversation:
@@ -52,16 +52,18 @@ class Conversation:
         bits_per_s: float = START_BITS_PER_S,
     ) -> None:
         self.gauge = Gauge()
+        self._flowing: tuple[float, float] | None = None
         self._exchange = exchange
         self._stream = stream
         self._view = view
         self._silence_s = silence_s
         self._bits_per_s = bits_per_s
         self._farewell: Message | None = None
+        self._parted = False
         self._wake = asyncio.Event()
         self._work = asyncio.Event()
-        self._room = asyncio.Event()
         self._moved_s = self._told_s = time.monotonic()
+        self._told_bytes = 0
         self._computing = False
 
     async def run(self) -> None:
@@ -71,7 +73,7 @@ class Conversation:
         tasks = (listening, computing, speaking)
         try:
             while not speaking.done():
-                if self._computing or self._exchange.full:  # it is for us to go on
+                if self._computing:  # it is for us to go on
                     self._moved_s = time.monotonic()
                 left_s = self._moved_s + self._silence_s - time.monotonic()
                 if left_s <= 0:
@@ -87,8 +89,9 @@ class Conversation:
                         task.result()
                         await asyncio.wait({speaking}, timeout=FAREWELL_S)
         except asyncio.CancelledError:
-            with suppress(Unreachable):
-                await self._stream.send(self._exchange.abort("stopping", "this peer is stopping"), FAREWELL_S)
+            if not self._exchange.ended:  # who has said yes to a correction takes nothing back
+                with suppress(Unreachable):
+                    await self._stream.send(self._exchange.abort("stopping", "this peer is stopping"), FAREWELL_S)
             raise
         finally:
             for task in tasks:
@@ -97,6 +100,11 @@ class Conversation:
         for result in results:
             if isinstance(result, Exception):
                 raise result
+
+    @property
+    def flowing_s(self) -> float:
+        """How long it was from the first frame to the last, of either side."""
+        return 0.0 if self._flowing is None else self._flowing[1] - self._flowing[0]
 
     def abandon(self) -> None:
         """End it now, and tell the partner."""
@@ -116,12 +124,10 @@ class Conversation:
             except Unreachable as error:
                 exchange.lost("lost", str(error))
             now_s = self._moved_s = time.monotonic()
+            self._flow(now_s)
             self.gauge.arrived(now_s, exchange.arrived_bytes, exchange.said_bytes)
             self._wake.set()
             self._work.set()
-            while exchange.full and not exchange.ended:
-                self._room.clear()
-                await self._room.wait()
 
     async def _compute(self) -> None:
         exchange = self._exchange
@@ -137,7 +143,6 @@ class Conversation:
                 self._give_up(error.reason, error.detail)
             self._computing = False
             self._moved_s = time.monotonic()
-            self._room.set()
             self._wake.set()
 
     async def _speak(self) -> None:
@@ -159,21 +164,29 @@ class Conversation:
             farewell, self._farewell = self._farewell, None
             return farewell
         now_s, exchange = time.monotonic(), self._exchange
-        if now_s - self._told_s >= TELL_S and (progress := exchange.progress()) is not None:
-            self._told_s = now_s
+        early = exchange.heard_bytes >= 2 * self._told_bytes  # at first, so that the partner's frames soon grow
+        if (early or now_s - self._told_s >= TELL_S) and (progress := exchange.progress()) is not None:
+            self._told_s, self._told_bytes = now_s, exchange.heard_bytes
             return progress
-        rate = self.gauge.bits_per_s or self._bits_per_s
+        rate = self.gauge.measure or max(self._bits_per_s, self.gauge.bound or 0.0)
         on_the_way = exchange.said_bytes - exchange.arrived_bytes
-        if exchange.ended or on_the_way > max(LEAST_ON_THE_WAY_BYTES, ON_THE_WAY_S * rate / 8):
+        # the rate may be a guess: no frame is larger, and no more on its way, than what has arrived bears out
+        bold = LEAST_ON_THE_WAY_BYTES + exchange.arrived_bytes
+        if exchange.ended or on_the_way > min(bold, max(LEAST_ON_THE_WAY_BYTES, ON_THE_WAY_S * rate / 8)):
             return None
         try:
-            said = exchange.say(max(SMALLEST_FRAME_BYTES, min(FRAME_BYTES, int(FRAME_S * rate / 8))))
+            most = min(FRAME_BYTES, int(FRAME_S * rate / 8), exchange.arrived_bytes)
+            said = exchange.say(max(SMALLEST_FRAME_BYTES, most))
         except ProtocolError as error:
             return exchange.abort(error.reason, error.detail)
-        if said is not None:
+        if isinstance(said, Frame):
+            self._flow(now_s)
             self.gauge.said(now_s, exchange.arrived_bytes)
             self._work.set()
         return said
+
+    def _flow(self, now_s: float) -> None:
+        self._flowing = (now_s if self._flowing is None else self._flowing[0], now_s)
 
     async def _send(self, said: Said) -> None:
         try:
@@ -183,6 +196,7 @@ class Conversation:
             self._work.set()
 
     def _give_up(self, reason: str, detail: str) -> None:
-        self._farewell = self._exchange.abort(reason, detail)
-        for event in (self._wake, self._work, self._room):
+        if not self._parted:  # the first reason is the one to tell
+            self._farewell, self._parted = self._exchange.abort(reason, detail), True
+        for event in (self._wake, self._work):
             event.set()

@@ -124,7 +124,7 @@ class Meeting:
     bytes_sent: in this meeting
     bytes_received: in this meeting
     seconds: wall time from the offer to the end
-    rtt_s: round trip of the invitation, seconds
+    rtt_s: round trip of the invitation, seconds; null for the callee
     up_bits_per_s: how fast this peer's bytes arrived, at the best; null if that could not be told
     correction: L2 norm of C
     """
@@ -140,7 +140,7 @@ class Meeting:
     bytes_sent: int
     bytes_received: int
     seconds: float
-    rtt_s: float
+    rtt_s: float | None
     up_bits_per_s: float | None
     correction: float
 

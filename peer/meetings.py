@@ -104,7 +104,7 @@ class Meetings:
         """Begin a meeting if one is due; False if there is nobody to ask."""
         planned = self._planner.plan
         self._account.planned(planned, self._planner.line, self._pace.round)
-        if self._stopping or self._at_once >= SEATS or self._timetable.spent_bytes >= planned.round_bytes:
+        if self._stopping or self._at_once >= SEATS or self._timetable.spent(planned.round_bytes):
             return True
         if not self._timetable.due(planned.meetings, len(self._talks)):
             return True
@@ -171,10 +171,8 @@ class Meetings:
         )
         self._talks.append(talk)
         try:
-            answered_s = time.monotonic()
             await stream.send(Message(answer=answer), ANSWER_S)
             cut = await stream.receive(ANSWER_S + 2 * talk.patience_ms / 1000)
-            talk.rtt_s = time.monotonic() - answered_s
             if cut is None:
                 raise Unreachable("the caller ended the stream after it was accepted")
             talk.exchange.receive(cut)
@@ -217,7 +215,7 @@ class Meetings:
         if not decision:
             return decision, None
         planned = self._planner.plan
-        if self._timetable.spent_bytes >= planned.round_bytes:
+        if self._timetable.spent(planned.round_bytes):
             detail = (
                 "this peer has used up its share of the link for this round; ask someone else, or again in the next"
             )
@@ -307,14 +305,14 @@ class Meetings:
 
     def _wish(self, partner: str, at_once: int) -> Terms:
         planned = self._planner.plan
-        budget_bytes = self._planner.budget_bytes(planned, partner)
-        return Terms(planned.codec, budget_bytes, pair_weight(self._run.outer.alpha, at_once))
+        return Terms(*self._planner.wish(planned, partner), pair_weight(self._run.outer.alpha, at_once))
 
     async def _converse(self, talk: Talk, stream: Stream) -> None:
         assert talk.exchange is not None
         talk.model_norm = await asyncio.to_thread(self._view.norm)
         slower_s = max(talk.patience_ms, self._timetable.patience_ms) / 1000
-        silence_s = SILENCE_S + ROUND_TRIPS * talk.rtt_s + 2 * slower_s
+        rtt_s = self._planner.line.rtt_s if talk.rtt_s is None else talk.rtt_s
+        silence_s = SILENCE_S + ROUND_TRIPS * rtt_s + 2 * slower_s
         rate = self._planner.line.to(talk.partner)
         talk.conversation = Conversation(talk.exchange, stream, self._view, silence_s, rate)
         await talk.conversation.run()
@@ -348,7 +346,7 @@ class Meetings:
         sent, received = talk.bytes
         seconds = time.monotonic() - talk.began_s
         self._timetable.met(sent + received)
-        self._planner.met(talk.partner, talk.gauge, talk.rtt_s, seconds, sent)
+        self._planner.met(talk.partner, talk.gauge, talk.rtt_s, seconds - talk.flowing_s)
         self._account.met(
             Meeting(
                 partner=talk.partner,

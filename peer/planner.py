@@ -57,17 +57,16 @@ class Planner:
         )
         return plan(means, self._exchange.codec, self._costs)
 
-    def budget_bytes(self, planned: Plan, partner: str) -> int:
-        """Return what a meeting with this partner may take, of all legs together."""
+    def wish(self, planned: Plan, partner: str) -> tuple[str, int]:
+        """Return codec and budget of a meeting with this partner, of all legs together."""
         if self._budget_bytes is not None:
-            return self._budget_bytes
-        return within(planned, self._costs[planned.codec], self.line.to(partner), self._round_s)
+            return planned.codec, self._budget_bytes
+        return within(planned, self._costs, self.line.to(partner), self._round_s)
 
-    def met(self, partner: str, gauge: Gauge, rtt_s: float, seconds: float, sent_bytes: int) -> None:
-        """Take note of a meeting: how fast its bytes went, and what it took beside."""
+    def met(self, partner: str, gauge: Gauge, rtt_s: float | None, idle_s: float) -> None:
+        """Take note of a meeting: how fast its bytes went, its round trip, and for how long none were on their way."""
         self.line.met(partner, gauge, rtt_s)
-        sending_s = 8 * sent_bytes / self.line.to(partner)
-        self._waiting_s = _mean(self._waiting_s, max(0.0, seconds - sending_s))
+        self._waiting_s = _mean(self._waiting_s, idle_s)
 
     def stalled(self, seconds: float, meetings: int) -> None:
         """Take note of what training lost to the meetings of a round."""

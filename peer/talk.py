@@ -19,8 +19,8 @@ class Talk:
     """One meeting.
 
     terms: None until both sides have agreed. declined: why it did not come about, if the partner said no, and for how
-    long not to ask again (rest_s). broken: why it ended before the exchange began, if it did. rtt_s: of the invitation.
-    model_norm: L2 norm of this side's weights.
+    long not to ask again (rest_s). broken: why it ended before the exchange began, if it did. rtt_s: of the invitation,
+    None for the callee. model_norm: L2 norm of this side's weights.
     """
 
     role: str
@@ -30,7 +30,7 @@ class Talk:
     began_s: float = field(default_factory=time.monotonic)
     partner_round: int = 0
     patience_ms: int = 0
-    rtt_s: float = 0.0
+    rtt_s: float | None = None
     stream: Stream | None = None
     exchange: Caller | Callee | None = None
     conversation: Conversation | None = None
@@ -53,6 +53,11 @@ class Talk:
     def bytes(self) -> tuple[int, int]:
         """Bytes sent and received."""
         return (self.stream.sent_bytes, self.stream.received_bytes) if self.stream else (0, 0)
+
+    @property
+    def flowing_s(self) -> float:
+        """For how long frames came and went."""
+        return self.conversation.flowing_s if self.conversation else 0.0
 
     @property
     def gauge(self) -> Gauge:

@@ -37,7 +37,8 @@ class Timetable:
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
-        self._round, self._done, self._bytes = 0, 0, 0
+        self._round, self._done = 0, 0
+        self._paid, self._bytes = pace.round, 0.0
         self._last: float | None = None
 
     def due(self, wanted: float, under_way: int) -> bool:
@@ -57,11 +58,12 @@ class Timetable:
         self._bytes += size_bytes
         self._last = self._pace.round + self._pace.fraction
 
-    @property
-    def spent_bytes(self) -> int:
-        """Return what the meetings of this round took, both ways."""
-        self._turn()
-        return self._bytes
+    def spent(self, round_bytes: float) -> bool:
+        """Tell whether meetings have taken a round's share of the link, both ways; what was too much is held over."""
+        rounds, self._paid = self._pace.round - self._paid, self._pace.round
+        if rounds:
+            self._bytes = max(0.0, self._bytes - rounds * round_bytes) if rounds > 0 else 0.0
+        return self._bytes >= round_bytes
 
     @property
     def left_s(self) -> float:
@@ -79,4 +81,4 @@ class Timetable:
 
     def _turn(self) -> None:
         if self._round != self._pace.round:
-            self._round, self._done, self._bytes = self._pace.round, 0, 0
+            self._round, self._done = self._pace.round, 0

@@ -40,7 +40,7 @@ def showed(measure: float) -> Gauge:
 
 
 def meet(ours: Planner, bits_per_s: float, partner: str = "ben", waiting_s: float = 0.0) -> None:
-    ours.met(partner, showed(bits_per_s), 0.02, seconds=1.0 + waiting_s, sent_bytes=int(bits_per_s / 8))
+    ours.met(partner, showed(bits_per_s), 0.02, waiting_s)
 
 
 def test_before_a_first_meeting_a_line_is_what_lines_usually_are() -> None:
@@ -84,7 +84,7 @@ def test_under_a_fixed_codec_a_meeting_takes_what_the_codec_says_with_anybody(co
         meet(ours, rate, "slow")
         assert ours.plan.codec == codec
         assert ours.plan.budget_bytes == expected
-        assert ours.budget_bytes(ours.plan, "slow") == ours.budget_bytes(ours.plan, "somebody else") == expected
+        assert ours.wish(ours.plan, "slow") == ours.wish(ours.plan, "somebody else") == (codec, expected)
 
 
 def test_a_low_rank_codec_without_a_rank_takes_what_the_link_has() -> None:
@@ -98,8 +98,8 @@ def test_with_a_partner_whose_line_is_slower_one_wishes_for_less() -> None:
     meet(ours, 1 * MBIT_PER_S, "fast")
     meet(ours, 0.05 * MBIT_PER_S, "slow")
     planned = ours.plan
-    assert ours.budget_bytes(planned, "fast") == ours.budget_bytes(planned, "new") == planned.budget_bytes
-    assert ours.budget_bytes(planned, "slow") == 2 * MEETING_SHARE * 10.0 * 0.05 * MBIT_PER_S / 8
+    assert ours.wish(planned, "fast") == ours.wish(planned, "new") == ("rank-int4", planned.budget_bytes)
+    assert ours.wish(planned, "slow") == ("rank-int4", 2 * MEETING_SHARE * 10.0 * 0.05 * MBIT_PER_S / 8)
 
 
 def test_meetings_that_wait_much_become_fewer_and_more_again() -> None:
@@ -128,6 +128,6 @@ def test_meetings_that_hold_training_up_become_fewer() -> None:
 def test_a_meeting_that_showed_nothing_of_the_line_changes_nothing_but_the_waiting() -> None:
     ours = planner()
     before = ours.plan
-    ours.met("ben", Gauge(), 0.02, seconds=0.01, sent_bytes=1000)
+    ours.met("ben", Gauge(), 0.02, 0.01)
     assert ours.plan == before
     assert ours.line.to("ben") == START_BITS_PER_S

@@ -94,17 +94,31 @@ def test_a_meeting_counts_in_the_round_that_it_fell_into() -> None:
     walk = Walk(fraction=0.9)
     timetable = Timetable(walk)
     timetable.met(100)
-    assert timetable.spent_bytes == 100
     walk.to(1.1)  # begun in round 0, over in round 1
-    assert timetable.spent_bytes == 0
     timetable.met(30)
     timetable.met(5)
-    assert timetable.spent_bytes == 35
     walk.to(1.6)
     assert not timetable.due(2, 0)
     walk.to(2.3)
-    assert timetable.spent_bytes == 0
     assert timetable.due(2, 0)
+
+
+def test_a_round_has_spent_its_share_until_later_rounds_have_paid_for_what_was_too_much() -> None:
+    walk = Walk(fraction=0.5)
+    timetable = Timetable(walk)
+    assert not timetable.spent(100)
+    timetable.met(99)
+    assert not timetable.spent(100)
+    timetable.met(201)
+    found = []
+    for round in range(5):
+        walk.to(round + 0.5)
+        found.append(timetable.spent(100))
+    assert found == [True, True, True, False, False]  # 300, 200, 100, 0 of 100 bytes
+    timetable.met(60)
+    walk.to(9.0)
+    timetable.met(60)
+    assert not timetable.spent(100)  # nobody saves up, nor pays twice
 
 
 def test_after_a_rare_meeting_the_next_one_is_due_from_when_that_one_was_over() -> None:
@@ -122,8 +136,9 @@ def test_a_peer_that_goes_back_to_an_earlier_round_counts_anew() -> None:
     walk = Walk(round=7, fraction=0.6)
     timetable = Timetable(walk)
     timetable.met(100)
+    assert timetable.spent(100)
     walk.to(2.6)
-    assert timetable.spent_bytes == 0
+    assert not timetable.spent(100)
     assert timetable.due(1, 0)
 
 

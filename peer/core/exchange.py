@@ -36,7 +36,7 @@ BATCH = 2**21
 """Numbers of the weights that one batch of products reads, or a few more: some milliseconds of work."""
 
 BACKLOG_BYTES = 4 * 2**20
-"""No more products are done ahead of what the link takes, and no more is taken from the link ahead of the products."""
+"""No more products are done ahead of what the link takes, and no more is told to have arrived ahead of the products."""
 
 
 class Phase(Enum):
@@ -107,7 +107,8 @@ class Exchange:
     """What caller and callee share: the phase, the changes so far, and how messages move them.
 
     device: where the correction is to be. said_bytes, heard_bytes: of the payloads of frames. arrived_bytes: of those
-    that we said, as the partner tells.
+    that we said, as the partner tells. Where much waits for its products the partner is not told of it yet: so it stops
+    sending frames, and all else that it says is heard meanwhile.
     """
 
     def __init__(self, phase: Phase, codec: Codec, parts: Sequence[Part], admit: Admit, device: torch.device) -> None:
@@ -136,11 +137,6 @@ class Exchange:
         raise NotImplementedError
 
     @property
-    def full(self) -> bool:
-        """Whether so much has arrived that is still to be dealt with that no more should be taken from the link."""
-        return sum(inbox.ready_bytes for inbox in self._inboxes) > BACKLOG_BYTES
-
-    @property
     def correction(self) -> Correction:
         """What both sides apply; only of an exchange that is `APPLIED`."""
         if self.phase is not Phase.APPLIED:
@@ -166,14 +162,19 @@ class Exchange:
     @property
     def untold(self) -> bool:
         """Whether more has arrived than the partner was told."""
-        return not self.ended and self.heard_bytes > self._told_bytes
+        return not self.ended and self._welcome_bytes > self._told_bytes
 
     def progress(self) -> Message | None:
         """Return what tells the partner how much has arrived, if anything has since it was last told."""
         if not self.untold:
             return None
-        self._told_bytes = self.heard_bytes
-        return Message(progress=Progress(bytes=self.heard_bytes))
+        self._told_bytes = self._welcome_bytes
+        return Message(progress=Progress(bytes=self._told_bytes))
+
+    @property
+    def _welcome_bytes(self) -> int:
+        waiting = sum(inbox.ready_bytes for inbox in self._inboxes)
+        return self.heard_bytes - max(0, waiting - BACKLOG_BYTES)
 
     def receive(self, said: Said) -> None:
         """Take in what the partner said; a broken rule aborts, and raises `ProtocolError`."""

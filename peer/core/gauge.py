@@ -66,7 +66,7 @@ class Line:
     def __init__(self, bits_per_s: float = START_BITS_PER_S) -> None:
         self._up = bits_per_s
         self._seen: deque[tuple[float | None, float]] = deque(maxlen=MEETINGS)
-        self._partners: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._partners: OrderedDict[str, tuple[float, float | None]] = OrderedDict()
 
     @property
     def bits_per_s(self) -> float:
@@ -76,15 +76,15 @@ class Line:
     @property
     def rtt_s(self) -> float:
         """The median of the round trips to the partners known."""
-        found = sorted(rtt_s for _, rtt_s in self._partners.values())
+        found = sorted(rtt_s for _, rtt_s in self._partners.values() if rtt_s is not None)
         return found[len(found) // 2] if found else 0.0
 
     def to(self, partner: str) -> float:
         """Return how fast a partner took what was sent the last time; what is thought of the line before the first."""
         return self._partners[partner][0] if partner in self._partners else self._up
 
-    def met(self, partner: str, gauge: Gauge, rtt_s: float) -> None:
-        """Take note of what a meeting showed."""
+    def met(self, partner: str, gauge: Gauge, rtt_s: float | None) -> None:
+        """Take note of what a meeting showed; rtt_s: None where it did not show it."""
         seen = gauge.bits_per_s
         if seen is None:
             return
@@ -93,7 +93,8 @@ class Line:
         measured = [measure for measure, _ in self._seen if measure is not None]
         self._up = best if measured else max(self._up, best)
         known = self.to(partner) if gauge.measure is None else 0.0
-        self._partners[partner] = (max(seen, known), rtt_s)
+        before = self._partners.get(partner, (0.0, None))[1]
+        self._partners[partner] = (max(seen, known), before if rtt_s is None else rtt_s)
         self._partners.move_to_end(partner)
         while len(self._partners) > PARTNERS:
             self._partners.popitem(last=False)

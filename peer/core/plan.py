@@ -81,13 +81,14 @@ def plan(means: Means, codec: str, costs: Mapping[str, Cost]) -> Plan:
         most = max(most, min(FEWEST, means.most))
         if most < meetings:
             meetings, limit = most, why
+    meetings = _whole(meetings)
     each = allowed / max(meetings, 1.0)
     rungs = ladder(codec)
     spec = _richest(rungs, costs, each)
     budget = min(int(each), costs[spec].whole_bytes) if means.budget_bytes is None else means.budget_bytes
     budget = max(budget, costs[spec].least_bytes)
     if budget * meetings > allowed:
-        meetings, limit = allowed / budget, "more would take more of the link"
+        meetings, limit = _whole(allowed / budget), "more would take more of the link"
     if meetings < (rarest := min(RAREST, means.most)):
         meetings, limit = rarest, "a peer meets somebody that often, whatever its link"
     rich = "all of the model" if budget >= costs[spec].whole_bytes else f"{budget / 1e6:.3g} MB of the model"
@@ -98,14 +99,23 @@ def plan(means: Means, codec: str, costs: Mapping[str, Cost]) -> Plan:
     return Plan(meetings, spec, budget, allowed, why)
 
 
-def within(planned: Plan, cost: Cost, bits_per_s: float, round_s: float) -> int:
-    """Return the budget of a meeting over a link of so many bits a second, so that it takes its share of a round."""
-    most = int(2 * MEETING_SHARE * round_s * bits_per_s / 8)
-    return max(min(planned.budget_bytes, most), cost.least_bytes)
+def within(planned: Plan, costs: Mapping[str, Cost], bits_per_s: float, round_s: float) -> tuple[str, int]:
+    """Return codec and budget of a meeting over a link of so many bits a second, so that it takes its share of a round.
+
+    costs: of every codec that the run allows, the richest first.
+    """
+    most = min(planned.budget_bytes, int(2 * MEETING_SHARE * round_s * bits_per_s / 8))
+    rungs = list(costs)
+    spec = _richest(rungs[rungs.index(planned.codec) :], costs, most)
+    return spec, max(min(most, costs[spec].whole_bytes), costs[spec].least_bytes)
 
 
 def _richest(rungs: Sequence[str], costs: Mapping[str, Cost], each_bytes: float) -> str:
     return next((spec for spec in rungs[:-1] if costs[spec].least_bytes <= each_bytes), rungs[-1])
+
+
+def _whole(meetings: float) -> float:
+    return float(int(meetings * (1 + 1e-9))) if meetings >= 1 else meetings
 
 
 def _ratio(whole: float, part: float) -> float:

@@ -217,8 +217,8 @@ class Beside:
     def _wish(self, peer: int, partner: int) -> Terms:
         assert self._plans is not None
         planned, rate = self._plans[peer], self._world.links.bits_per_s(peer, partner)
-        budget = within(planned, self._costs[planned.codec], min(rate, FASTEST_BITS_PER_S), self._world.round_s)
-        return Terms(planned.codec, budget, self._world.experiment.run.outer.alpha / 2)
+        wish = within(planned, self._costs, min(rate, FASTEST_BITS_PER_S), self._world.round_s)
+        return Terms(*wish, self._world.experiment.run.outer.alpha / 2)
 
     def _plan(self, peer: int) -> Plan:
         """Return what a peer's line affords, as the daemon finds it out."""

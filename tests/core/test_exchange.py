@@ -455,7 +455,7 @@ def test_each_side_learns_how_much_of_what_it_said_has_arrived() -> None:
     assert pair.callee.arrived_bytes == pair.callee.said_bytes > 0
 
 
-def test_nobody_computes_ahead_of_a_link_that_takes_nothing_nor_reads_ahead_of_its_own_work() -> None:
+def test_nobody_computes_ahead_of_a_link_that_takes_nothing_nor_lets_a_partner_send_far_ahead_of_its_products() -> None:
     shapes = {f"w{i}": (512, 512) for i in range(32)}  # 32 MB
     codec = parse("none")
     cut = parts(shapes, codec)
@@ -468,9 +468,16 @@ def test_nobody_computes_ahead_of_a_link_that_takes_nothing_nor_reads_ahead_of_i
     assert steps < 20
     assert BACKLOG_BYTES <= caller._probes.backlog_bytes < BACKLOG_BYTES + 4 * BATCH
     callee = Callee(codec, lambda ranks: cut, anything)
-    while not callee.full:
-        caller.advance(lambda name, product: product(weights[name]))
-        said = caller.say(FRAME_BYTES)
-        assert said is not None
+    while (said := caller.say(FRAME_BYTES)) is not None:
         callee.receive(said)
-    assert callee.heard_bytes <= BACKLOG_BYTES + FRAME_BYTES
+        callee.receive(Message(progress=Progress(bytes=0)))
+        while caller.due:
+            caller.advance(lambda name, product: product(weights[name]))
+    told = callee.progress()
+    assert told is not None
+    assert told.progress.bytes <= BACKLOG_BYTES + FRAME_BYTES < callee.heard_bytes / 4
+    while callee.due or callee.say(FRAME_BYTES):
+        callee.advance(lambda name, product: product(weights[name]))
+    told = callee.progress()
+    assert told is not None
+    assert told.progress.bytes == callee.heard_bytes
