@@ -165,7 +165,9 @@ def status(home: Home, now_s: float | None = None) -> Status:
         return replace(found, pid=None)
     if found.pid != holder.pid:  # it is coming up, and the log still tells of the one before
         paused = found.paused
-        if paused and datetime.fromisoformat(paused.time).timestamp() < holder.started:
+        if (
+            paused and datetime.fromisoformat(paused.time).timestamp() + 0.001 < holder.started
+        ):  # which has no more digits
             paused = None
         found = Status(checkpoint_round=found.checkpoint_round, checkpoint_time=found.checkpoint_time, paused=paused)
     uptime_s = max(0.0, (time.time() if now_s is None else now_s) - holder.started)

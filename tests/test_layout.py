@@ -47,7 +47,7 @@ CORE_MAY_IMPORT = {
         "re",
         "statistics",
     ),
-    *("struct", "typing", "zlib"),
+    *("struct", "typing", "warnings", "zlib"),
 }
 
 STRAY = re.compile(
