@@ -92,7 +92,10 @@ class Allocation:
         return list(ranks.values())
 
     def parts(self, ranks: Sequence[int], budget_bytes: int | None = None) -> list[Part]:
-        """Return what travels, in the model's order; raises `ProtocolError` for ranks that no honest caller has."""
+        """Return what travels, in the order in which it does: the model's, but for a low-rank codec's largest part.
+
+        Raises `ProtocolError` for ranks that no honest caller has.
+        """
         if not self.codec.low:
             if ranks:
                 raise ProtocolError("malformed", f"there are ranks beside codec {self.codec.spec}, which has none")
@@ -104,7 +107,7 @@ class Allocation:
         if not cut or size > most:
             detail = f"the meeting's ranks come to {size} bytes, above 0 and up to {most} are allowed"
             raise ProtocolError("malformed", detail)
-        return [piece for each in cut for piece in slices(each, self.codec)]
+        return [piece for each in _in_turn(cut) for piece in slices(each, self.codec)]
 
     def _budget(self, budget_bytes: int | None) -> int:
         if budget_bytes is None:
@@ -130,6 +133,21 @@ class Allocation:
         if (name, rank) not in self._cuts:
             self._cuts[name, rank] = part(name, self._shapes[name], self.codec, rank)
         return self._cuts[name, rank]
+
+
+def _in_turn(parts: list[Part]) -> list[Part]:
+    """Have the largest part wait until others of half its size are on their way.
+
+    A product that takes long, such as the embedding's, would otherwise leave the partner with nothing to do at first, or
+    if it came last, at last.
+    """
+    largest = max(parts, key=_bytes)
+    others, before = [part for part in parts if part is not largest], 0
+    for index, part in enumerate(others):
+        if 2 * before >= _bytes(largest):
+            return [*others[:index], largest, *others[index:]]
+        before += _bytes(part)
+    return [*others, largest]
 
 
 def _bytes(part: Part) -> int:
