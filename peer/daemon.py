@@ -23,7 +23,7 @@ from peer.catchup import Newcomer
 from peer.config import Config
 from peer.core.decision import ALLOWED
 from peer.core.frame import Frame
-from peer.core.members import Member, behind
+from peer.core.members import Member, behind, level
 from peer.data.stream import choose_shard
 from peer.errors import PeerError, Unreachable
 from peer.events import EventLog, Pause, Resume, Start, Stop
@@ -243,7 +243,9 @@ class Daemon:
         state = await newcomer.fetch(members, loaded.trainer.round, origin)
         if state is None:
             return False
-        loaded.trainer.catch_up(state)
+        newest = await self._roster.refresh()
+        far = behind(newest, state.round, self._run.exchange.max_lag)
+        loaded.trainer.catch_up(state, level(newest, state.round) if far else 0)
         return True
 
     # ------------------------------------------------------------------ words

@@ -21,7 +21,7 @@ from peer.account import Account
 from peer.aside import aside
 from peer.boundary import Boundary
 from peer.catchup import Newcomer
-from peer.core.members import behind
+from peer.core.members import behind, level
 from peer.core.state import State
 from peer.data.stream import choose_shard
 from peer.donor import Donor
@@ -178,7 +178,10 @@ class Stay:
             if behind(members, trainer.round, self._run.exchange.max_lag):
                 state = await self._newcomer.fetch(members, trainer.round, trainer.state.origin)
                 if state is not None:
-                    await self._boundary.visit(partial(_adopt, trainer, state), BOUNDARY_S)
+                    newest = await self._roster.refresh()
+                    far = behind(newest, state.round, self._run.exchange.max_lag)
+                    round = level(newest, state.round) if far else 0
+                    await self._boundary.visit(partial(_adopt, trainer, state, round), BOUNDARY_S)
 
     # ------------------------------------------------------------------ leaving
 
@@ -209,5 +212,5 @@ class Stay:
             torch.cuda.empty_cache()
 
 
-def _adopt(trainer: Trainer, found: State, _: State) -> None:
-    trainer.catch_up(found)
+def _adopt(trainer: Trainer, found: State, round: int, _: State) -> None:
+    trainer.catch_up(found, round)

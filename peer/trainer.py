@@ -26,6 +26,9 @@ from peer.models.causal import loss
 from peer.sensitivity import sensitivity
 from peer.still import Still
 
+COASTED = 64
+"""After so many rounds without inner steps nothing moves any more: of the momentum 0.65^64 is left, or 0.9^64."""
+
 MICRO_TOKENS = {"cpu": 1024, "cuda": 16384, "mps": 8192}
 """Tokens that go through the model at once, as long as memory allows it; a larger batch is accumulated."""
 
@@ -151,10 +154,17 @@ class Trainer:
         self.sensitivity = sensitivity(self._optimizer, self.state.weights)
         self.begin_round()
 
-    def catch_up(self, state: State) -> None:
-        """Continue from a donor's State, with the data and the count of steps that are our own."""
+    def catch_up(self, state: State, round: int = 0) -> None:
+        """Continue from a donor's State, with the data and the count of steps that are our own.
+
+        round: that the others have reached meanwhile. The rounds up to it are taken without inner steps, which is what
+        a peer that takes none in a round does: its momentum carries it on, and fades.
+        """
         state.cursor, state.step = self.state.cursor, self.state.step
         self.adopt(state)
+        for _ in range(min(COASTED, round - self.round)):
+            outer_step(self.run.outer, self.state)
+        self.state.round = max(self.round, round)
 
     def begin(self) -> None:
         """Begin to train, for the first time or after `abandon`; the round begins anew, with the drift so far."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from peer.core.change import Change, Correction
 from peer.core.codec import parse, parts
-from peer.core.gossip import Form, Outer
+from peer.core.gossip import Form, Outer, outer_step
 from peer.core.schedule import factor
 from peer.core.state import Cursor, State, Tensors
 from peer.data.stream import Sequences
@@ -258,3 +258,38 @@ def test_state_of_another_dtype_is_taken_over_in_float32() -> None:
     )
     peer.adopt(half)
     assert all(weight.dtype == torch.float32 for weight in peer.state.weights.values())
+
+
+@pytest.mark.parametrize("form", list(Form))
+def test_rounds_that_a_download_took_are_taken_without_inner_steps(form: Form) -> None:
+    """As DiLoCo with no drift: torch's SGD with Nesterov momentum on a gradient of zero."""
+    run = tiny(form, eta=0.7, gamma=0.65)
+    donor, peer = trainer(run), trainer(run)
+    for _ in range(3):
+        one_round(donor)
+    oracle = copy.deepcopy(donor.state)
+    for _ in range(5):
+        outer_step(run.outer, oracle)
+    if form is Form.OWN:
+        begun, momentum = donor.state.anchor, donor.state.outer["momentum"]
+        fading = 0.7 * sum(0.65 ** (n + 1) for n in range(5))  # η γ (γ^0 + … + γ^4) of m, which fades γ-fold a round
+        for name, weight in oracle.weights.items():
+            assert torch.allclose(weight, begun[name] + fading * 0.65 * momentum[name], atol=1e-6)
+    peer.catch_up(copy.deepcopy(donor.state), 8)
+    assert peer.round == oracle.round == 8
+    for name, weight in weights(peer).items():
+        assert torch.equal(weight, oracle.weights[name].detach())
+        assert torch.equal(peer.state.anchor[name], weight)
+
+
+def test_a_donor_that_is_level_is_taken_over_as_it_is_and_one_far_behind_soon_moves_no_more() -> None:
+    donor = trainer(tiny(eta=0.7))
+    one_round(donor)
+    level, late, later = (trainer(tiny(eta=0.7)) for _ in range(3))
+    level.catch_up(copy.deepcopy(donor.state))
+    assert level.round == 1
+    late.catch_up(copy.deepcopy(donor.state), 100)
+    later.catch_up(copy.deepcopy(donor.state), 100_000)
+    assert (late.round, later.round) == (100, 100_000)
+    for a, b in zip(weights(late).values(), weights(later).values(), strict=True):
+        assert torch.equal(a, b)

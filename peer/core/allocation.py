@@ -138,15 +138,15 @@ class Allocation:
 def _in_turn(parts: list[Part]) -> list[Part]:
     """Have the largest part wait until others of half its size are on their way.
 
-    A product that takes long, such as the embedding's, would otherwise leave the partner with nothing to do at first, or
-    if it came last, at last.
+    A product that takes long, such as the embedding's, would otherwise leave the partner with nothing to do at first,
+    or, if it came last, at last.
     """
     largest = max(parts, key=_bytes)
-    others, before = [part for part in parts if part is not largest], 0
-    for index, part in enumerate(others):
+    others, before = [each for each in parts if each is not largest], 0
+    for index, each in enumerate(others):
         if 2 * before >= _bytes(largest):
             return [*others[:index], largest, *others[index:]]
-        before += _bytes(part)
+        before += _bytes(each)
     return [*others, largest]
 
 

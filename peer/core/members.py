@@ -46,11 +46,15 @@ def live(members: Iterable[Member], run_id: str, now_s: float, me: str) -> list[
 def behind(members: Sequence[Member], round: int, max_lag: int) -> bool:
     """Tell whether a peer at this round is more than max_lag rounds behind the median of the live others.
 
-    The median, so that fewer than half of them cannot lure a peer into throwing its state away; of an even number
-    the lower one of the middle two.
+    The median, so that fewer than half of them cannot lure a peer into throwing its state away.
     """
+    return level(members, round) - round > max_lag
+
+
+def level(members: Sequence[Member], round: int) -> int:
+    """Return the median round of the live others, the lower one of the middle two; our own if there are none."""
     rounds = sorted(member.round for member in members)
-    return bool(rounds) and rounds[(len(rounds) - 1) // 2] - round > max_lag
+    return rounds[(len(rounds) - 1) // 2] if rounds else round
 
 
 def donors(members: Iterable[Member], me: str, round: int) -> list[Member]:
