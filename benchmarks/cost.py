@@ -72,6 +72,11 @@ def loopback_bytes() -> int:
     return 0
 
 
+def processor_s(pid: int) -> float:
+    """Return the CPU seconds that a process and its descendants have had so far."""
+    return sum(map(_cpu_s, _family(pid)))
+
+
 def _return_free_memory() -> None:
     """Give back what malloc keeps, or it would hide as much of what comes."""
     libc = ctypes.CDLL(None)
