@@ -39,8 +39,8 @@ LEAST_ON_THE_WAY_BYTES = 64 * 1024
 class Conversation:
     """One exchange with one partner.
 
-    silence_s: how long the partner may owe something, and nothing comes, before it counts as lost. bits_per_s: what the
-    link is thought to take.
+    computed_s: what a processor core has worked for it. silence_s: how long the partner may owe something, and nothing
+    comes, before it counts as lost. bits_per_s: what the link is thought to take.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Conversation:
         bits_per_s: float = START_BITS_PER_S,
     ) -> None:
         self.gauge = Gauge()
+        self.computed_s = 0.0
         self._flowing: tuple[float, float] | None = None
         self._exchange = exchange
         self._stream = stream
@@ -138,12 +139,17 @@ class Conversation:
                 continue
             self._computing = True
             try:
-                await asyncio.to_thread(exchange.advance, self._view.read)
+                await asyncio.to_thread(self._advance)
             except ProtocolError as error:
                 self._give_up(error.reason, error.detail)
             self._computing = False
             self._moved_s = time.monotonic()
             self._wake.set()
+
+    def _advance(self) -> None:
+        began_s = time.thread_time()
+        self._exchange.advance(self._view.read)
+        self.computed_s += time.thread_time() - began_s
 
     async def _speak(self) -> None:
         while True:

@@ -271,10 +271,11 @@ class Meetings:
 
     def _caller(self, talk: Talk, terms: Terms) -> Caller:
         """Decide what a meeting is about."""
-        allocation = self._planner.allocations[terms.codec]
+        allocation, began_s = self._planner.allocations[terms.codec], time.thread_time()
         ranks = allocation.ranks(self._priors, self._pace.sensitivity, terms.budget_bytes)
         parts = allocation.parts(ranks, terms.budget_bytes)
         found = guesses(parts, self._priors, seed_of(talk.meeting_id))
+        talk.computed_s = time.thread_time() - began_s
         return Caller(allocation.codec, ranks, parts, found, talk.admit, self._view.device)
 
     def _offer(self, meeting_id: bytes, wish: Terms) -> Offer:
@@ -364,12 +365,18 @@ class Meetings:
                 correction=correction.norm(),
             )
         )
-        learning = asyncio.create_task(self._learn(correction))
+        learning = asyncio.create_task(self._learn(correction, talk.all_computed_s, sent + received))
         self._asking.add(learning)
         learning.add_done_callback(self._asking.discard)
 
-    async def _learn(self, correction: Correction) -> None:
-        """Remember what a meeting found, for the next one."""
+    async def _learn(self, correction: Correction, computed_s: float, size_bytes: int) -> None:
+        """Remember what a meeting found, for the next one, and what it was to compute, this included."""
+
+        def learn() -> float:
+            began_s = time.thread_time()
+            self._priors = next_priors(correction.to(CPU), self._priors)
+            return time.thread_time() - began_s
+
         async with self._learning:
-            found = await asyncio.to_thread(lambda: next_priors(correction.to(CPU), self._priors))
-            self._priors = found
+            computed_s += await asyncio.to_thread(learn)
+        self._planner.computed(computed_s, size_bytes)

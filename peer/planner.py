@@ -37,7 +37,7 @@ class Planner:
         self._costs = {
             spec: Cost(allocation.least_bytes, allocation.whole_bytes) for spec, allocation in self.allocations.items()
         }
-        self._waiting_s, self._stall_s = 0.0, 0.0
+        self._waiting_s, self._stall_s, self._computing_s_per_byte = 0.0, 0.0, 0.0
         self._budget_bytes = self._fixed_bytes()
 
     @property
@@ -54,6 +54,7 @@ class Planner:
             stall_s=self._stall_s,
             most=self._exchange.meetings,
             budget_bytes=self._budget_bytes,
+            computing_s_per_byte=self._computing_s_per_byte,
         )
         return plan(means, self._exchange.codec, self._costs)
 
@@ -67,6 +68,11 @@ class Planner:
         """Take note of a meeting: how fast its bytes went, its round trip, and for how long none were on their way."""
         self.line.met(partner, gauge, rtt_s)
         self._waiting_s = _mean(self._waiting_s, idle_s)
+
+    def computed(self, seconds: float, size_bytes: int) -> None:
+        """Take note of how long a processor core worked for a meeting that carried so many bytes, both ways."""
+        if size_bytes:
+            self._computing_s_per_byte = _mean(self._computing_s_per_byte, seconds / size_bytes)
 
     def stalled(self, seconds: float, meetings: int) -> None:
         """Take note of what training lost to the meetings of a round."""

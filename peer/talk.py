@@ -20,7 +20,7 @@ class Talk:
 
     terms: None until both sides have agreed. declined: why it did not come about, if the partner said no, and for how
     long not to ask again (rest_s). broken: why it ended before the exchange began, if it did. rtt_s: of the invitation,
-    None for the callee. model_norm: L2 norm of this side's weights.
+    None for the callee. model_norm: L2 norm of this side's weights. computed_s: what it took to prepare it.
     """
 
     role: str
@@ -38,6 +38,7 @@ class Talk:
     rest_s: float = 0.0
     broken: Decision | None = None
     model_norm: float = 0.0
+    computed_s: float = 0.0
 
     @property
     def applied(self) -> bool:
@@ -53,6 +54,11 @@ class Talk:
     def bytes(self) -> tuple[int, int]:
         """Bytes sent and received."""
         return (self.stream.sent_bytes, self.stream.received_bytes) if self.stream else (0, 0)
+
+    @property
+    def all_computed_s(self) -> float:
+        """What a processor core has worked for it."""
+        return self.computed_s + (self.conversation.computed_s if self.conversation else 0.0)
 
     @property
     def flowing_s(self) -> float:

@@ -119,8 +119,8 @@ def test_meetings_that_hold_training_up_become_fewer() -> None:
     ours = planner(meetings=20)
     ours.stalled(0.0, 0)
     assert ours.plan.meetings == 20
-    ours.stalled(0.2, 10)
-    assert ours.plan.meetings == pytest.approx(5)  # 0.01 × 10 s of 0.02 s each
+    ours.stalled(0.1, 10)
+    assert ours.plan.meetings == pytest.approx(5)  # 0.005 × 10 s of 0.01 s each
     ours.stalled(100.0, 1)
     assert ours.plan.meetings == FEWEST
 
@@ -131,3 +131,14 @@ def test_a_meeting_that_showed_nothing_of_the_line_changes_nothing_but_the_waiti
     ours.met("ben", Gauge(), 0.02, 0.01)
     assert ours.plan == before
     assert ours.line.to("ben") == START_BITS_PER_S
+
+
+def test_meetings_that_are_much_to_compute_become_poorer() -> None:
+    ours = planner("rank-int4")
+    meet(ours, 0.5 * MBIT_PER_S)
+    before = ours.plan.budget_bytes
+    ours.computed(0.0, 0)
+    assert ours.plan.budget_bytes == before
+    ours.computed(1.0, 10_000)
+    assert ours.plan.budget_bytes < before
+    assert "more to compute" in ours.plan.why or ours.plan.budget_bytes * ours.plan.meetings <= 10_000

@@ -20,8 +20,11 @@ MEETING_SHARE = 0.25
 WAITING_SHARE = 0.3
 """Of a round, at most this goes to what a meeting needs beside its bytes: round trips and arithmetic."""
 
-TRAINING_SHARE = 0.01
+TRAINING_SHARE = 0.005
 """Of a round, training is to lose at most this to meetings."""
+
+COMPUTING_SHARE = 0.1
+"""Of a round, a processor core is to compute for meetings at most this; on a CPU it may be one that training uses."""
 
 FEWEST = 2
 """So many meetings a round are worth what they cost, if the link has room for them."""
@@ -44,7 +47,8 @@ class Means:
 
     bits_per_s: what this peer sends at most. waiting_s: what a meeting takes beside its bytes. round_s: how long a
     round takes. share: of the link, for meetings. stall_s: what training loses to a meeting. most: meetings a round
-    that the run wants. budget_bytes: of a meeting under a fixed codec; None: up to the link.
+    that the run wants. budget_bytes: of a meeting under a fixed codec; None: up to the link. computing_s_per_byte: of
+    a processor core, for what meetings carry both ways.
     """
 
     bits_per_s: float
@@ -54,6 +58,7 @@ class Means:
     stall_s: float
     most: int
     budget_bytes: int | None = None
+    computing_s_per_byte: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,15 @@ def plan(means: Means, codec: str, costs: Mapping[str, Cost]) -> Plan:
         if most < meetings:
             meetings, limit = most, why
     meetings = _whole(meetings)
-    each = allowed / max(meetings, 1.0)
+    bearable = min(allowed, _ratio(COMPUTING_SHARE * means.round_s, means.computing_s_per_byte))
+    each = bearable / max(meetings, 1.0)
     rungs = ladder(codec)
     spec = _richest(rungs, costs, each)
     budget = min(int(each), costs[spec].whole_bytes) if means.budget_bytes is None else means.budget_bytes
     budget = max(budget, costs[spec].least_bytes)
-    if budget * meetings > allowed:
-        meetings, limit = _whole(allowed / budget), "more would take more of the link"
+    if budget * meetings > bearable:
+        too_much = "more would take more of the link" if bearable == allowed else "more would be more to compute"
+        meetings, limit = _whole(bearable / budget), too_much
     if meetings < (rarest := min(RAREST, means.most)):
         meetings, limit = rarest, "a peer meets somebody that often, whatever its link"
     rich = "all of the model" if budget >= costs[spec].whole_bytes else f"{budget / 1e6:.3g} MB of the model"

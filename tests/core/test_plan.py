@@ -147,6 +147,7 @@ def test_at_a_very_slow_link_a_meeting_is_about_some_of_the_tensors() -> None:
         (WEEK, "the run wants no more"),
         (replace(WEEK, waiting_s=12.0), "more would not fit into a round"),
         (replace(WEEK, stall_s=0.4), "more would slow training down"),
+        (replace(WEEK, computing_s_per_byte=1e-3), "more would be more to compute"),
         (replace(WEEK, bits_per_s=10 * KBIT_PER_S), "more would take more of the link"),
         (replace(WEEK, bits_per_s=100.0), "a peer meets somebody that often, whatever its link"),
     ],
@@ -170,9 +171,9 @@ def test_the_plan_says_what_it_was_made_from() -> None:
     [
         (4.5, 0.0, 8),  # 0.3 × 120 s
         (9.0, 0.0, 4),
-        (0.0, 0.15, 8),  # 0.01 × 120 s
-        (0.0, 0.3, 4),
-        (9.0, 0.4, 3),  # whatever limits it more
+        (0.0, 0.075, 8),  # 0.005 × 120 s
+        (0.0, 0.15, 4),
+        (9.0, 0.2, 3),  # whatever limits it more
         (1e4, 1e4, FEWEST),
     ],
 )
@@ -182,6 +183,14 @@ def test_meetings_that_take_long_or_hold_training_up_become_fewer_and_richer(
     planned = wish(replace(WEEK, waiting_s=waiting_s, stall_s=stall_s))
     assert planned.meetings == pytest.approx(meetings)
     assert planned.budget_bytes == pytest.approx(300e6 / meetings)
+
+
+def test_what_is_much_to_compute_makes_meetings_poorer() -> None:
+    """A tenth of 120 s, at a microsecond a byte, is 12 MB in eight meetings."""
+    planned = wish(replace(WEEK, computing_s_per_byte=1e-6))
+    assert (planned.meetings, planned.budget_bytes) == (8, 1_500_000)
+    assert planned.round_bytes == wish(WEEK).round_bytes
+    assert wish(replace(WEEK, computing_s_per_byte=1e-9)) == wish(WEEK)
 
 
 def test_a_meeting_over_a_slower_link_takes_its_share_of_a_round() -> None:
