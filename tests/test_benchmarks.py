@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from peer.core.codec import parse, parts
-from peer.errors import ConfigError
 from peer.lab.grid import Grid
 from peer.lab.links import Links
 from peer.models.causal import outline
 from peer.models.presets import resolve
-from tests.wan import Line, Lines, Wan
 
 ROOT = Path(__file__).parents[1]
 CODEC = "rank4-int8"
@@ -101,64 +99,3 @@ def test_a_grid_of_the_lab_can_be_simulated_as_it_is(name: str) -> None:
 
 
 # ------------------------------------------------------------------ on an emulated internet
-
-
-@pytest.fixture(scope="module")
-def emulation() -> None:
-    try:
-        with Wan(Lines((Line(),))):
-            pass
-    except ConfigError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def stall(emulation: None) -> dict[str, Any]:
-    ended = run("--quick", "--rounds", "1", "--round-seconds", "3", "--mbit", "100", "--json", name="stall")
-    assert ended.returncode == 0, ended.stderr
-    result: dict[str, Any] = json.loads(ended.stdout)
-    return result
-
-
-@pytest.mark.slow
-def test_every_way_to_train_beside_a_link_has_a_row(stall: dict[str, Any]) -> None:
-    rows = [(row["what"], row["mbit"]) for row in stall["rows"]]
-    assert rows == [("alone", None), ("peerloom", 100), ("foreground", 100), ("diloco", 100)]
-
-
-@pytest.mark.slow
-def test_waiting_is_a_part_of_the_time_and_all_of_it_where_peers_are_blocked(stall: dict[str, Any]) -> None:
-    alone, beside, foreground, diloco = stall["rows"]
-    for row in stall["rows"]:
-        assert row["rounds"] >= 2 and row["steps"] >= row["rounds"] and row["seconds"] >= row["rounds"] * 3
-        assert 0 <= row["waited_s"] < row["seconds"]
-        assert math.isclose(row["waited"], row["waited_s"] / row["seconds"])
-        assert math.isclose(row["times_alone"], row["steps_per_s"] / alone["steps_per_s"])
-    assert alone["meetings"] == alone["sent_bytes"] == alone["received_bytes"] == 0
-    for row in (beside, foreground):
-        assert sum(row["codecs"].values()) == row["meetings"]
-    assert diloco["waited_s"] > diloco["search_s"] > 0
-    assert diloco["sent_bytes"] > diloco["rounds"] * 2 * 9.9e6  # half the drift and half the mean, in fp16
-
-
-@pytest.fixture(scope="module")
-def times(emulation: None) -> dict[str, Any]:
-    words = ("--quick", "--rounds", "2", "--local-steps", "4", "--slow-mbit", "10", "--loss", "5.3", "--json")
-    ended = run(*words, name="time_to_loss")
-    assert ended.returncode == 0, ended.stderr
-    result: dict[str, Any] = json.loads(ended.stdout)
-    return result
-
-
-@pytest.mark.slow
-def test_the_loss_is_reached_where_the_losses_beside_it_say(times: dict[str, Any]) -> None:
-    assert [(row["kind"], row["lines"]) for row in times["rows"]] == [
-        (kind, lines) for kind in ("peerloom", "diloco") for lines in ("even", "one slow")
-    ]
-    for row in times["rows"]:
-        before = [loss for time_s, loss in row["losses"] if time_s < row["reached_s"]]
-        after = [loss for time_s, loss in row["losses"] if time_s >= row["reached_s"]]
-        assert min(before) > times["loss"] >= after[0]
-        assert 0 < row["rounds_done"] <= 2
-        even = next(each for each in times["rows"] if each["kind"] == row["kind"])
-        assert math.isclose(row["times_even"], row["reached_s"] / even["reached_s"])

@@ -40,7 +40,7 @@ with socket.create_server(("0.0.0.0", 9)) as listener:
         while line.recv(1 << 20):
             pass
 """
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 ROUND_S = 3.0
 
 
