@@ -96,6 +96,3 @@ def test_a_grid_of_the_lab_can_be_simulated_as_it_is(name: str) -> None:
             assert len(Links.load(one.links, one.peers).peers) == one.peers
         assert one.run.rounds > one.run.schedule.warmup_rounds
         assert one.run.data.corpus == "moby-dick"  # what is shipped
-
-
-# ------------------------------------------------------------------ on an emulated internet
