@@ -43,7 +43,7 @@ EVEN_MBIT, SLOW_MBIT, QUICK_SLOW_MBIT = 20.0, 1.0, 4.0
 LATENCY_MS = 15.0
 SEED = 0
 
-LOSS, ROUNDS = 2.5, 8
+LOSS, ROUNDS = 2.55, 6
 QUICK_LOSS, QUICK_ROUNDS = 2.9, 3
 LR = 7e-4
 """A third of the preset's, so that some rounds go by before learning becomes slow."""
