@@ -23,6 +23,7 @@ from benchmarks.cost import Cost, Meter
 from benchmarks.pair import Shapes, draw
 from benchmarks.plainstream import PlainServer
 from benchmarks.worker import DEADLINE_S
+from peer.aside import compute_with_one_core
 from peer.boundary import Boundary
 from peer.conversation import Conversation
 from peer.core.admit import admit_correction
@@ -91,6 +92,7 @@ class Side:
         self._meter: Meter
         self._socket: socket.socket
         self._loop = asyncio.new_event_loop()
+        compute_with_one_core(self._loop)
         self._rpc = Rpc()
         self._threads = [threading.Thread(target=target) for target in (self._loop.run_forever, self._train)]
         for thread in self._threads:
@@ -234,6 +236,7 @@ class Side:
         return admit_correction(norm, self._norm)
 
     def _train(self) -> None:
+        torch.set_num_threads(1)
         while not self._stopping:
             with self._still.changing():
                 self._boundary.serve(self._state)

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from peer import __version__, checkpoint, gpu
 from peer.account import Account
-from peer.aside import aside
+from peer.aside import aside, compute_with_one_core
 from peer.catchup import Newcomer
 from peer.config import Config
 from peer.core.decision import ALLOWED
@@ -82,6 +82,7 @@ class Daemon:
     async def live(self) -> Stop:
         """Join the run, train until it is over or `stop` is called, and leave nothing behind."""
         end = Stop(0, "error", "ended by a fault; the log above says which")
+        compute_with_one_core(asyncio.get_running_loop())
         tending = asyncio.create_task(self._tend())
         try:
             end = await self._life()

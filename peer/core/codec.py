@@ -131,7 +131,7 @@ def probe(part: Part, codec: Codec, look: Look, guess: Guess) -> Buffer:
         return first_half(look(part.copy), guess.spread, codec.fine, guess.cold)
     sent = encode(guess.basis, codec.form)
     q = decode(sent, codec.form, (part.columns, part.rank))
-    p = look(lambda x: part.times(x, q)).T
+    p = look(lambda x: part.times(x, q)).T.contiguous()
     return b"".join((sent, first_half(p, guess.spread, codec.probe, guess.cold)))
 
 
@@ -151,7 +151,7 @@ def reply(part: Part, codec: Codec, look: Look, payload: Buffer) -> tuple[Buffer
         return sent, Found(decode(sent, codec.form, (part.rows, part.columns)))
     size = encoded_bytes(codec.form, part.columns * part.rank)
     q = decode(view[:size], codec.form, (part.columns, part.rank))
-    p = difference(view[size:], look(lambda x: part.times(x, q)).T, codec.probe)  # rank × rows
+    p = difference(view[size:], look(lambda x: part.times(x, q)).T.contiguous(), codec.probe)  # rank × rows
     left, mixed = torch.linalg.qr(p.T)
     sent = b"".join((encode(left, codec.form), encode(seen(p, view[size:], codec.probe), Format.BF16)))
     found = _found(part, codec, memoryview(sent))

@@ -32,7 +32,7 @@ from peer.wire.peer_pb2 import Abort, Commit, Cut, Done, Message, Progress
 
 CPU = torch.device("cpu")
 
-BATCH = 2**21
+BATCH = 2**22
 """Numbers of the weights that one batch of products reads, or a few more: some milliseconds of work."""
 
 BACKLOG_BYTES = 4 * 2**20
@@ -287,7 +287,8 @@ class Caller(Exchange):
         """Do a batch of the products that are due."""
         left = BATCH
         while self.due and left > 0:
-            if self._replies.ready:
+            # the callee has more to do, and nothing without probes
+            if not self._may_probe or self._replies.ready_bytes > BACKLOG_BYTES // 2:
                 index, payload = self._replies.next()
                 part = self._parts[index]
                 sent, change = codecs.answer(part, self._codec, partial(read, part.name), payload)

@@ -45,11 +45,17 @@ class Part:
         return _right(x, thin) if self.turned else _left(x, thin)
 
 
+_THINNEST = 3
+"""A product with so few columns is twice as fast from the other side."""
+
+
 def _flat(x: Tensor) -> Tensor:
     return x.detach().reshape(x.shape[0], -1).float()
 
 
 def _right(x: Tensor, thin: Tensor) -> Tensor:
+    if thin.shape[1] <= _THINNEST:
+        return (thin.T.contiguous() @ _flat(x).T).T
     return _flat(x) @ thin
 
 

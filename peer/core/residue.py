@@ -21,6 +21,7 @@ Numbers come in groups, each with a step of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -48,7 +49,11 @@ def encode(x: Tensor, steps: Tensor, bits: int) -> bytearray:
 
     Raises `ProtocolError` when x is not finite.
     """
-    return bytearray(_pack(_rounded(x, steps, bits), bits))
+    rests, size = np.empty(x.numel(), np.uint16), x.shape[1]
+    for first, last in _spans(x):
+        rest = _rounded(x[first:last], steps[first:last]) & (2**bits - 1)
+        rests[first * size : last * size] = rest.reshape(-1).numpy()
+    return bytearray(_pack(rests, bits))
 
 
 def difference(packed: bytearray | memoryview, own: Tensor, steps: Tensor, bits: int) -> Tensor:
@@ -59,40 +64,44 @@ def difference(packed: bytearray | memoryview, own: Tensor, steps: Tensor, bits:
     if len(packed) != packed_bytes(bits, own.numel()):
         shape = tuple(own.shape)
         raise ProtocolError("malformed", f"{len(packed)} bytes where {packed_bytes(bits, own.numel())} encode {shape}")
-    half = 2 ** (bits - 1)
-    apart = _unpack(packed, bits, own.numel()).astype(np.int32) - _rounded(own, steps, bits)
-    c = torch.from_numpy(((apart + half) & (2 * half - 1)) - half).view(own.shape)
-    return c.float().mul_((trust(c) * steps)[:, None])
+    half, size = 2 ** (bits - 1), own.shape[1]
+    rests, out = _unpack(packed, bits, own.numel()), torch.empty(own.shape)
+    for first, last in _spans(own):
+        ours = _rounded(own[first:last], steps[first:last])
+        theirs = torch.from_numpy(rests[first * size : last * size].astype(np.int32)).view_as(ours)
+        c = theirs.sub_(ours).add_(half).bitwise_and_(2 * half - 1).sub_(half).float()
+        out[first:last] = c.mul_((trust(c) * steps[first:last])[:, None])
+    return out
 
 
 def trust(c: Tensor) -> Tensor:
     """Return β of every group of c (groups × size), float32 (groups,)."""
-    squares = c.float().square_().mean(1)
+    squares = c.float().square().mean(1)
     variance = torch.where(squares < 1 / math.pi, squares**2 * (math.pi / 2), squares - 1 / (2 * math.pi))
     return torch.where(squares > 0, variance / squares, squares)
 
 
-def _rounded(x: Tensor, steps: Tensor, bits: int) -> NDArray[np.int32]:
+def _spans(x: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield first and last plus one of as many groups as fit a cache."""
     groups, size = x.shape
-    out = np.empty(groups * size, np.int32)
-    high, at = max(1, _CHUNK // max(1, size)), 0
-    for first in range(0, groups, high):
-        for piece in torch.split(x.detach()[first : first + high], _CHUNK, dim=1):
-            numbers = piece.float().cpu()
-            if not bool(torch.isfinite(numbers.sum())):
-                raise ProtocolError("non-finite", "this peer's own weights are not finite")
-            whole = (numbers / steps[first : first + high, None]).clamp_(-_FURTHEST, _FURTHEST).add_(0.5).floor_()
-            rest = whole.to(torch.int32) & (2**bits - 1)
-            out[at : at + rest.numel()] = rest.reshape(-1).numpy()
-            at += rest.numel()
-    return out
+    high = max(1, _CHUNK // max(1, size))
+    return ((first, min(first + high, groups)) for first in range(0, groups, high))
 
 
-def _pack(values: NDArray[np.int32], bits: int) -> bytes:
+def _rounded(x: Tensor, steps: Tensor) -> Tensor:
+    """Return k, int32 (groups × size)."""
+    numbers = x.detach().float().cpu()
+    if not bool(torch.isfinite(numbers.sum())):
+        raise ProtocolError("non-finite", "this peer's own weights are not finite")
+    whole = (numbers / steps[:, None]).clamp_(-_FURTHEST, _FURTHEST).add_(0.5).floor_()
+    return whole.to(torch.int32)
+
+
+def _pack(rests: NDArray[np.uint16], bits: int) -> bytes:
     if bits == 4:
-        pairs = np.pad(values.astype(np.uint8), (0, len(values) % 2)).reshape(-1, 2)
+        pairs = np.pad(rests.astype(np.uint8), (0, len(rests) % 2)).reshape(-1, 2)
         return (pairs[:, 0] | (pairs[:, 1] << np.uint8(4))).tobytes()
-    return values.astype("<u2" if bits == 16 else np.uint8).tobytes()
+    return rests.astype("<u2" if bits == 16 else np.uint8).tobytes()
 
 
 def _unpack(packed: bytearray | memoryview, bits: int, count: int) -> NDArray[np.uint8] | NDArray[np.uint16]:
