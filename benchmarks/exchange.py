@@ -28,7 +28,7 @@ from benchmarks.worker import Failed, Worker
 from peer.core.codec import parse
 from peer.errors import ConfigError
 
-CODECS = ("none", "int8", "int4", "rank4-int4", "rank16-int4", "rank64-int4")
+CODECS = ("none", "int8", "int4", "rank16-int8", "rank4-int4", "rank16-int4", "rank64-int4")
 MODEL, REPETITIONS = "gpt-125m", 3
 QUICK_MODEL, QUICK_REPETITIONS = "gpt-10m", 2
 MOST_SHIFT = 1e-4

@@ -34,6 +34,8 @@ FRAME_S = 0.25
 SMALLEST_FRAME_BYTES = 16 * 1024
 ON_THE_WAY_S = 1.0
 LEAST_ON_THE_WAY_BYTES = 64 * 1024
+MOST_ON_THE_WAY_BYTES = 32 * 1024 * 1024
+"""What is on its way waits in somebody's memory; a link of 2.5 Gbit/s with round trips of 0.1 s is full with so much."""
 
 
 class Conversation:
@@ -177,7 +179,7 @@ class Conversation:
         rate = self.gauge.measure or max(self._bits_per_s, self.gauge.bound or 0.0)
         on_the_way = exchange.said_bytes - exchange.arrived_bytes
         # the rate may be a guess: no frame is larger, and no more on its way, than what has arrived bears out
-        bold = LEAST_ON_THE_WAY_BYTES + exchange.arrived_bytes
+        bold = min(LEAST_ON_THE_WAY_BYTES + exchange.arrived_bytes, MOST_ON_THE_WAY_BYTES)
         if exchange.ended or on_the_way > min(bold, max(LEAST_ON_THE_WAY_BYTES, ON_THE_WAY_S * rate / 8)):
             return None
         try:

@@ -13,6 +13,9 @@ from peer.core.state import Tensors
 
 _CHUNK = 2**18
 
+_TINY = 1e-9
+"""What keeps a matrix whose columns say the same positive definite."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -53,8 +56,18 @@ class Change:
             # in pieces: one sum of so many squares in float32 is off by a third of a percent
             pieces = torch.split(self.left.reshape(-1), _CHUNK)
             return math.fsum(float(torch.linalg.vector_norm(piece)) ** 2 for piece in pieces)
-        left, right = self.left.double(), self.right.double()
-        return float(((left.T @ left) * (right.T @ right)).sum().clamp(min=0))
+        right = self.right.double()
+        return float((self._gram() * (right.T @ right)).sum().clamp(min=0))
+
+    def lower(self) -> Tensor:
+        """Return L (rank × rank), lower triangular, of L Lᵀ = PᵀP: right @ L has the singular values of C."""
+        gram = self._gram()
+        lower: Tensor = torch.linalg.cholesky_ex(gram.diagonal_scatter(gram.diagonal() + _TINY))[0]
+        return lower.float()
+
+    def _gram(self) -> Tensor:
+        left = self.left.double()
+        return left.T @ left
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:

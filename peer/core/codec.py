@@ -5,14 +5,15 @@ a matrix X (m × n, m ≥ n, transposed if need be) and rank r:
 
     leg 1, a → b:   Q (n × r) and P_a = X_a Q (m × r), from which b learns P = P_a − X_b Q
     leg 2, b → a:   P̂ = orth(P) (m × r) and Z_b = X_bᵀ P̂ (n × r)
-    leg 3, a → b:   Z = X_aᵀ P̂ − Z_b (n × r)
-    both:           C = P̂ Zᵀ
+    leg 3, a → b:   W = Z (P̂ᵀ P̂)⁻¹ (n × r), where Z = X_aᵀ P̂ − Z_b
+    both:           C = P̂ Wᵀ
 
 A full codec, and the vectors under any codec, need two legs: x_a, then C = x_a − x_b.
 
-P_a, Z_b and x_a describe a model, Z and C a difference (`peer.core.half`). All arithmetic uses what was sent, one's own
-included, so both sides hold the same C; only b orthogonalizes, so nothing depends on QR's signs being the same on
-different hardware. P serves to find directions alone, and may be coarse, or even wrong: then C is small.
+P_a, Z_b and x_a describe a model, W and C a difference (`peer.core.half`). All arithmetic uses what was sent, one's own
+included, so both sides hold the same C; only b orthogonalizes and only a solves, so nothing depends on QR's signs being
+the same on different hardware. C is what the columns of P̂ span of the difference, which once rounded are no longer
+orthogonal. P serves to find directions alone, and may be coarse, or even wrong: then C is small.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ SLICE = 2**18
 
 OUTSIDE = 2.0
 """How much larger than what P shows of them Z's columns are taken to be: P sees no further than Q."""
+
+RIDGE = 1e-4
+"""Beside P̂ᵀ P̂, which is about 1: what keeps columns that say the same from counting manifold."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,8 @@ def probe(part: Part, codec: Codec, look: Look, guess: Guess) -> Buffer:
     """Leg 1, caller: encode Q and P_a = X_a Q, or x_a."""
     if guess.basis is None:
         return first_half(look(part.copy), guess.spread, codec.fine, guess.cold)
-    sent = encode(guess.basis, codec.form)
-    q = decode(sent, codec.form, (part.columns, part.rank))
+    sent = encode(guess.basis.T, codec.form)
+    q = decode(sent, codec.form, (part.rank, part.columns)).T
     p = look(lambda x: part.times(x, q)).T.contiguous()
     return b"".join((sent, first_half(p, guess.spread, codec.probe, guess.cold)))
 
@@ -150,10 +154,10 @@ def reply(part: Part, codec: Codec, look: Look, payload: Buffer) -> tuple[Buffer
         sent = encode(difference(view, look(part.copy), codec.fine), codec.form)
         return sent, Found(decode(sent, codec.form, (part.rows, part.columns)))
     size = encoded_bytes(codec.form, part.columns * part.rank)
-    q = decode(view[:size], codec.form, (part.columns, part.rank))
+    q = decode(view[:size], codec.form, (part.rank, part.columns)).T
     p = difference(view[size:], look(lambda x: part.times(x, q)).T.contiguous(), codec.probe)  # rank × rows
     left, mixed = torch.linalg.qr(p.T)
-    sent = b"".join((encode(left, codec.form), encode(seen(p, view[size:], codec.probe), Format.BF16)))
+    sent = b"".join((encode(left.T, codec.form), encode(seen(p, view[size:], codec.probe), Format.BF16)))
     found = _found(part, codec, memoryview(sent))
     expected = OUTSIDE * even(spread_of(mixed, part.columns))
     z = look(lambda x: part.transposed_times(x, found.left)).T
@@ -161,28 +165,38 @@ def reply(part: Part, codec: Codec, look: Look, payload: Buffer) -> tuple[Buffer
 
 
 def answer(part: Part, codec: Codec, look: Look, payload: Buffer) -> tuple[Buffer, Change]:
-    """Leg 3, caller: encode Z (nothing of a whole tensor); also return C as the callee will hold it."""
+    """Leg 3, caller: encode W (nothing of a whole tensor); also return C as the callee will hold it."""
     if not part.rank:
         return b"", Change(part, decode(payload, codec.form, (part.rows, part.columns)), None)
     view = memoryview(payload)
     found = _found(part, codec, view)
     own = look(lambda x: part.transposed_times(x, found.left)).T  # rank × columns
     rest = view[encoded_bytes(codec.form, part.rows * part.rank) + encoded_bytes(Format.BF16, part.rank) :]
-    sent = encode(-difference(rest, own, codec.fine), codec.form)
+    z = -difference(rest, own, codec.fine)
+    if codec.form is not Format.FP32:
+        z = _projected(found.left, z)
+    sent = encode(z, codec.form)
     return sent, settle(part, codec, found, sent)
 
 
 def settle(part: Part, codec: Codec, found: Found, payload: Buffer) -> Change:
-    """After leg 3, callee: return C from what it sent in leg 2 and the Z that it received."""
+    """After leg 3, callee: return C from what it sent in leg 2 and the W that it received."""
     if not part.rank:
         return Change(part, found.left, None)
     return Change(part, found.left, decode(payload, codec.form, (part.rank, part.columns)).T, found.spread)
 
 
+def _projected(left: Tensor, z: Tensor) -> Tensor:
+    """Return Wᵀ (rank × columns), of which P̂ Wᵀ comes closest to the difference, from Z (rank × columns)."""
+    gram = left.T @ left + RIDGE * torch.eye(left.shape[1])
+    solution: Tensor = torch.linalg.solve_ex(gram, z)[0]
+    return solution
+
+
 def _found(part: Part, codec: Codec, view: memoryview) -> Found:
     """Decode what leg 2 begins with."""
     size, more = encoded_bytes(codec.form, part.rows * part.rank), encoded_bytes(Format.BF16, part.rank)
-    left = decode(view[:size], codec.form, (part.rows, part.rank))
+    left = decode(view[:size], codec.form, (part.rank, part.rows)).T
     return Found(left, decode(view[size : size + more], Format.BF16, (part.rank,)).abs())
 
 

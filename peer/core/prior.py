@@ -90,7 +90,7 @@ class Prior:
         return Guess(torch.cat((seen, new), 1), spread, self.cold)
 
     def after(self, changes: Sequence[Change]) -> Prior:
-        """Return what to expect after an exchange: the directions of Z, the old ones where it is zero; and sizes.
+        """Return what to expect after an exchange: the directions of C, the old ones where it is zero; and sizes.
 
         changes: of this tensor, in the order of its parts; more than one only where it went whole.
         """
@@ -104,10 +104,10 @@ class Prior:
         if not size:
             spread = None if self.spread is None else FADING * self.spread
             return replace(self, energy=self._unseen(), spread=spread, cold=cold, idle=0)
-        basis, sizes, _ = torch.linalg.svd(change.right, full_matrices=False)
+        basis, sizes, _ = torch.linalg.svd(change.right @ change.lower(), full_matrices=False)
         sizes = torch.maximum(sizes, FAINT * sizes[0])
         if change.spread is not None:
-            # Z tells too little of D Q where P̂ missed what is there, as when P wrapped around
+            # C tells too little of D Q where P̂ missed what is there, as when P wrapped around
             sizes = torch.maximum(sizes, math.sqrt(part.rows) * change.spread.sort(descending=True)[0])
         spread = even(sizes / math.sqrt(max(1, part.rows)))
         found = Prior(basis, sizes.square(), spread, self.rows, cold)

@@ -169,6 +169,22 @@ def test_at_full_rank_the_correction_is_the_whole_difference(
     assert (x_a - x_b).norm() <= tolerance * pair(shape, 0.5)[0].norm()
 
 
+@pytest.mark.parametrize(("spec", "most"), [("rank200-int8", 0.06), ("rank200-int4", 0.42)])
+def test_more_directions_than_there_are_do_no_harm(spec: str, most: float) -> None:
+    """The other columns of P are noise alone, and not orthogonal once rounded: C is a projection all the same."""
+    codec, shape, g = parse(spec), (16384, 256), torch.Generator().manual_seed(0)
+    (part,) = parts({"w": shape}, codec)
+    x_a = torch.randn(shape, generator=g)
+    d = torch.randn(shape[0], 3, generator=g) @ torch.randn(3, shape[1], generator=g)
+    x_b = x_a + d * (0.01 * x_a.norm() / d.norm())
+    priors = start_priors("w")
+    for meeting in range(6):
+        change, _ = converse(part, codec, x_a, x_b, priors)
+        priors = next_priors(Correction((change,)), priors)
+        left = float((dense(change) - (x_a - x_b)).norm() / (x_a - x_b).norm())
+        assert left < (1.0 if meeting == 0 else most)
+
+
 @pytest.mark.parametrize(("spec", "rounding"), [("rank8", 0.0), ("rank8-int8", 0.03), ("rank8-int4", 0.35)])
 @pytest.mark.parametrize("apart", [1e-3, 0.3])
 def test_a_warm_start_captures_what_the_rank_promises(spec: str, rounding: float, apart: float) -> None:
