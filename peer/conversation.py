@@ -35,7 +35,7 @@ SMALLEST_FRAME_BYTES = 16 * 1024
 ON_THE_WAY_S = 1.0
 LEAST_ON_THE_WAY_BYTES = 64 * 1024
 MOST_ON_THE_WAY_BYTES = 32 * 1024 * 1024
-"""What is on its way waits in somebody's memory; a link of 2.5 Gbit/s with round trips of 0.1 s is full with so much."""
+"""What is on its way waits in somebody's memory; with so much a link of 2.5 Gbit/s and 0.1 s there and back is full."""
 
 
 class Conversation:

@@ -362,14 +362,14 @@ class Meetings:
                 seconds=seconds,
                 rtt_s=talk.rtt_s,
                 up_bits_per_s=talk.gauge.bits_per_s,
-                correction=correction.norm(),
+                correction=talk.exchange.norm,
             )
         )
-        learning = asyncio.create_task(self._learn(correction, talk.all_computed_s, sent + received))
+        learning = asyncio.create_task(self._learn(correction, terms.codec, talk.all_computed_s, sent + received))
         self._asking.add(learning)
         learning.add_done_callback(self._asking.discard)
 
-    async def _learn(self, correction: Correction, computed_s: float, size_bytes: int) -> None:
+    async def _learn(self, correction: Correction, codec: str, computed_s: float, size_bytes: int) -> None:
         """Remember what a meeting found, for the next one, and what it was to compute, this included."""
 
         def learn() -> float:
@@ -379,4 +379,4 @@ class Meetings:
 
         async with self._learning:
             computed_s += await asyncio.to_thread(learn)
-        self._planner.computed(computed_s, size_bytes)
+        self._planner.computed(codec, computed_s, size_bytes)

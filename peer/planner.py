@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from peer.core.allocation import Allocation
 from peer.core.gauge import Gauge, Line
 from peer.core.plan import Cost, Means, Plan, plan, within
-from peer.core.terms import codecs
+from peer.core.terms import EFFORT, codecs
 from peer.manifest import Exchange
 from peer.timetable import Pace
 
@@ -34,10 +34,8 @@ class Planner:
         self.allocations = {spec: Allocation(shapes, codec) for spec, codec in codecs(exchange.codec).items()}
         self._exchange, self._pace, self._share = exchange, pace, share
         self._most_bits_per_s = most_bits_per_s
-        self._costs = {
-            spec: Cost(allocation.least_bytes, allocation.whole_bytes) for spec, allocation in self.allocations.items()
-        }
-        self._waiting_s, self._stall_s, self._computing_s_per_byte = 0.0, 0.0, 0.0
+        self._waiting_s, self._stall_s = 0.0, 0.0
+        self._computing_s_per_byte: dict[str, float] = {}
         self._budget_bytes = self._fixed_bytes()
 
     @property
@@ -54,7 +52,6 @@ class Planner:
             stall_s=self._stall_s,
             most=self._exchange.meetings,
             budget_bytes=self._budget_bytes,
-            computing_s_per_byte=self._computing_s_per_byte,
         )
         return plan(means, self._exchange.codec, self._costs)
 
@@ -69,15 +66,31 @@ class Planner:
         self.line.met(partner, gauge, rtt_s)
         self._waiting_s = _mean(self._waiting_s, idle_s)
 
-    def computed(self, seconds: float, size_bytes: int) -> None:
+    def computed(self, codec: str, seconds: float, size_bytes: int) -> None:
         """Take note of how long a processor core worked for a meeting that carried so many bytes, both ways."""
         if size_bytes:
-            self._computing_s_per_byte = _mean(self._computing_s_per_byte, seconds / size_bytes)
+            known = self._computing_s_per_byte.pop(codec, 0.0)
+            self._computing_s_per_byte[codec] = _mean(known, seconds / size_bytes)  # the last one last
 
     def stalled(self, seconds: float, meetings: int) -> None:
         """Take note of what training lost to the meetings of a round."""
         if meetings:
             self._stall_s = _mean(self._stall_s, seconds / meetings)
+
+    @property
+    def _costs(self) -> dict[str, Cost]:
+        return {
+            spec: Cost(allocation.least_bytes, allocation.whole_bytes, self._computing_of(spec))
+            for spec, allocation in self.allocations.items()
+        }
+
+    def _computing_of(self, codec: str) -> float:
+        """Return what a byte is to compute; of a codec that was not tried, from the last one that was."""
+        known = self._computing_s_per_byte
+        if codec in known or not known:
+            return known.get(codec, 0.0)
+        tried = next(reversed(known))
+        return known[tried] * EFFORT[codec] / EFFORT[tried]
 
     @property
     def _round_s(self) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from peer.core.gauge import START_BITS_PER_S, Gauge
 from peer.core.plan import FEWEST, MEETING_SHARE
+from peer.core.terms import EFFORT
 from peer.manifest import Exchange
 from peer.planner import ROUND_S, Planner
 
@@ -137,8 +138,20 @@ def test_meetings_that_are_much_to_compute_become_poorer() -> None:
     ours = planner("rank-int4")
     meet(ours, 0.5 * MBIT_PER_S)
     before = ours.plan.budget_bytes
-    ours.computed(0.0, 0)
+    ours.computed("rank-int4", 0.0, 0)
     assert ours.plan.budget_bytes == before
-    ours.computed(1.0, 10_000)
+    ours.computed("rank-int4", 1.0, 10_000)
     assert ours.plan.budget_bytes < before
     assert "more to compute" in ours.plan.why or ours.plan.budget_bytes * ours.plan.meetings <= 10_000
+
+
+def test_a_codec_that_is_less_to_compute_is_tried_where_the_link_has_room_for_it() -> None:
+    ours = planner()
+    whole_bytes = ours.allocations["int8"].whole_bytes
+    meet(ours, 1000 * MBIT_PER_S)
+    ours.computed("rank-int4", 1e-3 * EFFORT["rank-int4"], whole_bytes)  # a thousandth of a second whole, under int8
+    assert ours.plan.codec == "none"
+    ours.computed("none", 1e3, whole_bytes)  # as it turns out
+    assert ours.plan.codec == "rank-int4"  # and int8 is not thought to be much better
+    ours.computed("int8", 1e-3, whole_bytes)
+    assert ours.plan.codec == "int8"

@@ -143,6 +143,11 @@ class Exchange:
             raise RuntimeError(f"there is no correction in phase {self.phase.value}")
         return Correction(tuple(self._changes[index] for index in range(len(self._parts))))
 
+    @property
+    def norm(self) -> float:
+        """L2 norm of what is known of the correction."""
+        return math.sqrt(self._squares)
+
     def advance(self, read: Read) -> None:
         """Do a batch of the products that are due; raises `ProtocolError` on what can't be right."""
         raise NotImplementedError
@@ -234,7 +239,7 @@ class Exchange:
         self.arrived_bytes = bytes
 
     def _check_proportion(self) -> None:
-        decision = self._admit(math.sqrt(self._squares))
+        decision = self._admit(self.norm)
         if not decision:
             raise ProtocolError(decision.reason, decision.detail)
 

@@ -9,7 +9,7 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from peer.core.terms import ladder
@@ -35,10 +35,18 @@ RAREST = 1 / 16
 
 @dataclass(frozen=True)
 class Cost:
-    """What meetings of a codec take, in bytes of all legs together: least, where they are smallest; whole, at most."""
+    """What meetings of a codec take, in bytes of all legs together: least, where they are smallest; whole, at most.
+
+    computing_s_per_byte: of a processor core.
+    """
 
     least_bytes: int
     whole_bytes: int
+    computing_s_per_byte: float = 0.0
+
+    def bearable_bytes(self, round_s: float) -> float:
+        """Return what a round's meetings may carry without being too much to compute."""
+        return _ratio(COMPUTING_SHARE * round_s, self.computing_s_per_byte)
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,7 @@ class Means:
 
     bits_per_s: what this peer sends at most. waiting_s: what a meeting takes beside its bytes. round_s: how long a
     round takes. share: of the link, for meetings. stall_s: what training loses to a meeting. most: meetings a round
-    that the run wants. budget_bytes: of a meeting under a fixed codec; None: up to the link. computing_s_per_byte: of
-    a processor core, for what meetings carry both ways.
+    that the run wants. budget_bytes: of a meeting under a fixed codec; None: up to the link.
     """
 
     bits_per_s: float
@@ -58,7 +65,6 @@ class Means:
     stall_s: float
     most: int
     budget_bytes: int | None = None
-    computing_s_per_byte: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,15 +93,14 @@ def plan(means: Means, codec: str, costs: Mapping[str, Cost]) -> Plan:
         if most < meetings:
             meetings, limit = most, why
     meetings = _whole(meetings)
-    bearable = min(allowed, _ratio(COMPUTING_SHARE * means.round_s, means.computing_s_per_byte))
-    each = bearable / max(meetings, 1.0)
-    rungs = ladder(codec)
-    spec = _richest(rungs, costs, each)
-    budget = min(int(each), costs[spec].whole_bytes) if means.budget_bytes is None else means.budget_bytes
+    bearable = {spec: min(allowed, costs[spec].bearable_bytes(means.round_s)) for spec in ladder(codec)}
+    each = {spec: most / max(meetings, 1.0) for spec, most in bearable.items()}
+    spec = _richest(costs, each)
+    budget = min(int(each[spec]), costs[spec].whole_bytes) if means.budget_bytes is None else means.budget_bytes
     budget = max(budget, costs[spec].least_bytes)
-    if budget * meetings > bearable:
-        too_much = "more would take more of the link" if bearable == allowed else "more would be more to compute"
-        meetings, limit = _whole(bearable / budget), too_much
+    if budget * meetings > bearable[spec]:
+        too_much = "more would take more of the link" if bearable[spec] == allowed else "more would be more to compute"
+        meetings, limit = _whole(bearable[spec] / budget), too_much
     if meetings < (rarest := min(RAREST, means.most)):
         meetings, limit = rarest, "a peer meets somebody that often, whatever its link"
     rich = "all of the model" if budget >= costs[spec].whole_bytes else f"{budget / 1e6:.3g} MB of the model"
@@ -111,14 +116,20 @@ def within(planned: Plan, costs: Mapping[str, Cost], bits_per_s: float, round_s:
 
     costs: of every codec that the run allows, the richest first.
     """
-    most = min(planned.budget_bytes, int(2 * MEETING_SHARE * round_s * bits_per_s / 8))
+    link = int(2 * MEETING_SHARE * round_s * bits_per_s / 8)
     rungs = list(costs)
-    spec = _richest(rungs[rungs.index(planned.codec) :], costs, most)
-    return spec, max(min(most, costs[spec].whole_bytes), costs[spec].least_bytes)
+    most = {
+        spec: min(planned.budget_bytes, link, costs[spec].bearable_bytes(round_s) / max(planned.meetings, 1.0))
+        for spec in rungs[rungs.index(planned.codec) :]
+    }
+    spec = _richest(costs, most)
+    return spec, max(min(int(most[spec]), costs[spec].whole_bytes), costs[spec].least_bytes)
 
 
-def _richest(rungs: Sequence[str], costs: Mapping[str, Cost], each_bytes: float) -> str:
-    return next((spec for spec in rungs[:-1] if costs[spec].least_bytes <= each_bytes), rungs[-1])
+def _richest(costs: Mapping[str, Cost], each_bytes: Mapping[str, float]) -> str:
+    """Return the first codec of which a meeting may be as large as it is at least, or the last."""
+    *richer, poorest = each_bytes
+    return next((spec for spec in richer if costs[spec].least_bytes <= each_bytes[spec]), poorest)
 
 
 def _whole(meetings: float) -> float:

@@ -14,6 +14,10 @@ LADDER = ("none", "int8", "rank-int4")
 """What "auto" chooses from, the richest first."""
 
 
+EFFORT = {"none": 0.3, "int8": 1.0, "rank-int4": 25.0}
+"""What a byte of each is to compute, in relation to one another: benchmarks/exchange.py, CPU s by MB."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """codec: a spec. budget_bytes: of all legs together. weight: w of X_a −= w C, X_b += w C."""

@@ -54,8 +54,13 @@ def any_costs(draw: st.DrawFn) -> Mapping[str, Cost]:
     return {"none": Cost(8 * numbers, 8 * numbers), "int8": Cost(3 * numbers, 3 * numbers), "rank-int4": low}
 
 
-def wish(means: Means, codec: str = AUTO) -> Plan:
-    return plan(means, codec, COSTS)
+def wish(means: Means, codec: str = AUTO, costs: Mapping[str, Cost] = COSTS) -> Plan:
+    return plan(means, codec, costs)
+
+
+def computing(s_per_byte: float) -> Mapping[str, Cost]:
+    """Return the costs where a byte of every codec is so much to compute."""
+    return {spec: replace(cost, computing_s_per_byte=s_per_byte) for spec, cost in COSTS.items()}
 
 
 def limit(planned: Plan) -> str:
@@ -142,18 +147,18 @@ def test_at_a_very_slow_link_a_meeting_is_about_some_of_the_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("means", "why"),
+    ("means", "s_per_byte", "why"),
     [
-        (WEEK, "the run wants no more"),
-        (replace(WEEK, waiting_s=12.0), "more would not fit into a round"),
-        (replace(WEEK, stall_s=0.4), "more would slow training down"),
-        (replace(WEEK, computing_s_per_byte=1e-3), "more would be more to compute"),
-        (replace(WEEK, bits_per_s=10 * KBIT_PER_S), "more would take more of the link"),
-        (replace(WEEK, bits_per_s=100.0), "a peer meets somebody that often, whatever its link"),
+        (WEEK, 0.0, "the run wants no more"),
+        (replace(WEEK, waiting_s=12.0), 0.0, "more would not fit into a round"),
+        (replace(WEEK, stall_s=0.4), 0.0, "more would slow training down"),
+        (WEEK, 1e-3, "more would be more to compute"),
+        (replace(WEEK, bits_per_s=10 * KBIT_PER_S), 0.0, "more would take more of the link"),
+        (replace(WEEK, bits_per_s=100.0), 0.0, "a peer meets somebody that often, whatever its link"),
     ],
 )
-def test_the_plan_says_what_limits_it(means: Means, why: str) -> None:
-    planned = wish(means)
+def test_the_plan_says_what_limits_it(means: Means, s_per_byte: float, why: str) -> None:
+    planned = wish(means, costs=computing(s_per_byte))
     assert limit(planned) == why
     assert (planned.meetings < means.most) == (why != "the run wants no more")
 
@@ -187,10 +192,25 @@ def test_meetings_that_take_long_or_hold_training_up_become_fewer_and_richer(
 
 def test_what_is_much_to_compute_makes_meetings_poorer() -> None:
     """A tenth of 120 s, at a microsecond a byte, is 12 MB in eight meetings."""
-    planned = wish(replace(WEEK, computing_s_per_byte=1e-6))
+    planned = wish(WEEK, costs=computing(1e-6))
     assert (planned.meetings, planned.budget_bytes) == (8, 1_500_000)
     assert planned.round_bytes == wish(WEEK).round_bytes
-    assert wish(replace(WEEK, computing_s_per_byte=1e-9)) == wish(WEEK)
+    assert wish(WEEK, costs=computing(1e-9)) == wish(WEEK)
+
+
+def test_of_two_codecs_that_the_link_affords_the_richest_that_is_not_too_much_to_compute_is_chosen() -> None:
+    means = replace(WEEK, bits_per_s=10 * GBIT_PER_S)
+    dear = replace(COSTS["none"], computing_s_per_byte=1e-8)  # of 8 GB in eight meetings: 80 s, where 12 s are bearable
+    assert wish(means).codec == "none"
+    assert wish(means, costs={**COSTS, "none": dear}).codec == "int8"
+
+
+def test_a_partner_with_a_slower_link_is_not_met_with_more_than_is_bearable_to_compute() -> None:
+    costs = {**COSTS, "rank-int4": replace(COSTS["rank-int4"], computing_s_per_byte=1e-6)}
+    planned = wish(replace(WEEK, bits_per_s=10 * GBIT_PER_S), costs=costs)
+    assert planned.codec == "none"
+    codec, budget = within(planned, costs, 10 * MBIT_PER_S, 120.0)
+    assert (codec, budget) == ("rank-int4", 1_500_000)  # 12 s at a microsecond a byte, in eight meetings
 
 
 def test_a_meeting_over_a_slower_link_takes_its_share_of_a_round() -> None:
