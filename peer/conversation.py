@@ -42,7 +42,7 @@ class Conversation:
     """One exchange with one partner.
 
     computed_s: what a processor core has worked for it. silence_s: how long the partner may owe something, and nothing
-    comes, before it counts as lost. bits_per_s: what the link is thought to take.
+    comes, before it counts as lost. bits_per_s: what the link is thought to take; rtt_s: there and back.
     """
 
     def __init__(
@@ -52,8 +52,9 @@ class Conversation:
         view: View,
         silence_s: float,
         bits_per_s: float = START_BITS_PER_S,
+        rtt_s: float = 0.0,
     ) -> None:
-        self.gauge = Gauge()
+        self.gauge = Gauge(rtt_s + TELL_S)
         self.computed_s = 0.0
         self._flowing: tuple[float, float] | None = None
         self._exchange = exchange
@@ -181,6 +182,7 @@ class Conversation:
         # the rate may be a guess: no frame is larger, and no more on its way, than what has arrived bears out
         bold = min(LEAST_ON_THE_WAY_BYTES + exchange.arrived_bytes, MOST_ON_THE_WAY_BYTES)
         if exchange.ended or on_the_way > min(bold, max(LEAST_ON_THE_WAY_BYTES, ON_THE_WAY_S * rate / 8)):
+            self.gauge.pause(on_the_way)
             return None
         try:
             most = min(FRAME_BYTES, int(FRAME_S * rate / 8), exchange.arrived_bytes)
@@ -189,8 +191,10 @@ class Conversation:
             return exchange.abort(error.reason, error.detail)
         if isinstance(said, Frame):
             self._flow(now_s)
-            self.gauge.said(now_s, exchange.arrived_bytes)
+            self.gauge.said(now_s, exchange.arrived_bytes, exchange.said_bytes - len(said.payload))
             self._work.set()
+        elif said is None:
+            self.gauge.pause(on_the_way)
         return said
 
     def _flow(self, now_s: float) -> None:

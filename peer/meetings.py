@@ -315,7 +315,7 @@ class Meetings:
         rtt_s = self._planner.line.rtt_s if talk.rtt_s is None else talk.rtt_s
         silence_s = SILENCE_S + ROUND_TRIPS * rtt_s + 2 * slower_s
         rate = self._planner.line.to(talk.partner)
-        talk.conversation = Conversation(talk.exchange, stream, self._view, silence_s, rate)
+        talk.conversation = Conversation(talk.exchange, stream, self._view, silence_s, rate, rtt_s)
         await talk.conversation.run()
 
     def _conclude(self, talk: Talk) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.core.gauge import MEETINGS, PARTNERS, START_BITS_PER_S, STRETCH_S, Gauge, Line
+from peer.core.gauge import HOPE, MEETINGS, PARTNERS, START_BITS_PER_S, STRETCH_S, Gauge, Line
 
 MBIT_PER_S = 1e6
 
@@ -49,7 +49,7 @@ links = st.builds(
 
 def measured(link: Link, frames: int) -> Gauge:
     gauge, size = Gauge(), frames * link.frame_bytes
-    gauge.said(0.0, 0)
+    gauge.said(0.0, 0, 0)
     for now_s, arrived in link.news(frames):
         gauge.arrived(now_s, arrived, size)
     return gauge
@@ -90,7 +90,7 @@ def test_no_link_is_ever_taken_for_faster_than_it_is(
     gauge, now_s, before = Gauge(), 0.0, 0
     others = sorted(others_s)
     for frames, pause_s, delays_s in transfers:
-        gauge.said(now_s, before)
+        gauge.said(now_s, before, before)
         size, arrived, heard_s = before + frames * link.frame_bytes, before, now_s
         for number, (time_s, more) in enumerate(link.news(frames, now_s)):
             heard_s = max(heard_s, time_s + delays_s[number % len(delays_s)])
@@ -105,7 +105,7 @@ def test_no_link_is_ever_taken_for_faster_than_it_is(
 
 def test_what_the_partner_says_of_other_things_is_no_news() -> None:
     gauge = Gauge()
-    gauge.said(0.0, 0)
+    gauge.said(0.0, 0, 0)
     for tick in range(1, 100):
         gauge.arrived(0.1 * tick, 0, 1000)
     assert gauge.bits_per_s is None
@@ -116,16 +116,51 @@ def test_what_the_partner_says_of_other_things_is_no_news() -> None:
 def test_a_pause_in_which_nothing_was_on_its_way_does_not_count() -> None:
     gauge = Gauge()
     for began_s, there in ((0.0, 1000), (3600.0, 2000)):
-        gauge.said(began_s, there - 1000)
+        gauge.said(began_s, there - 1000, there - 1000)
         gauge.arrived(began_s + 1, there, there)
     assert gauge.measure == 8000.0
 
 
 def test_news_at_the_moment_of_saying_divide_by_nothing() -> None:
     gauge = Gauge()
-    gauge.said(5.0, 0)
+    gauge.said(5.0, 0, 0)
     gauge.arrived(5.0, 100, 100)
     assert gauge.bits_per_s is None
+
+
+@given(links, st.floats(0.1, 0.9), st.integers(8, 40))
+def test_a_link_that_waits_for_us_shows_a_bound_only(link: Link, share: float, frames: int) -> None:
+    """A source of a part of its rate, a frame at a time: there is room on the link between any two of them."""
+    frame_s = 8 * link.frame_bytes / link.bits_per_s
+    gauge = Gauge(link.rtt_s + frame_s)
+    said_s = [number * frame_s / share for number in range(frames)]
+    times = sorted([(t, True) for t in said_s] + [(t + frame_s + link.rtt_s, False) for t in said_s])
+    said = arrived = 0
+    for now_s, ours in times:
+        if ours:
+            gauge.said(now_s, arrived, said)
+            said += link.frame_bytes
+            gauge.pause(said - arrived)
+        else:
+            arrived += link.frame_bytes
+            gauge.arrived(now_s, arrived, said)
+    assert gauge.measure is None
+    assert gauge.bound is not None
+    assert gauge.bound <= link.bits_per_s * 1.001
+
+
+def test_what_is_said_after_a_pause_of_ours_measures_the_link_again() -> None:
+    gauge = Gauge(0.3)
+    gauge.said(0.0, 0, 0)
+    gauge.arrived(0.5, 50, 100)
+    gauge.pause(50)  # at 100 bytes a second, 60 are not yet twice a round trip's
+    gauge.said(1.0, 50, 100)  # 100 bytes at first, of which 50 are still on their way
+    gauge.pause(5050)
+    gauge.arrived(2.0, 1100, 5100)
+    assert gauge.measure is None  # not long enough
+    gauge.arrived(4.0, 3100, 5100)
+    assert gauge.measure == 8 * 1000  # what was said before does not count
+    assert gauge.bound == 8 * 3100 / 4
 
 
 def showed(measure: float | None = None, bound: float | None = None) -> Gauge:
@@ -140,11 +175,21 @@ def test_a_line_is_what_it_is_taken_for_until_something_is_known() -> None:
     assert line.bits_per_s == line.to("ben") == START_BITS_PER_S
 
 
-@pytest.mark.parametrize("kind", ["measure", "bound"])
-def test_a_line_rises_at_once(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "times"), [("measure", 1), ("bound", HOPE)])
+def test_a_line_rises_at_once(kind: str, times: float) -> None:
     line = Line(10 * MBIT_PER_S)
     line.met("ben", showed(**{kind: 300 * MBIT_PER_S}), 0.02)
-    assert line.bits_per_s == line.to("ben") == 300 * MBIT_PER_S
+    assert line.bits_per_s == line.to("ben") == times * 300 * MBIT_PER_S
+
+
+def test_once_it_was_full_a_line_is_what_it_was_seen_to_carry() -> None:
+    line = Line()
+    line.met("ben", showed(measure=20 * MBIT_PER_S), 0.02)
+    line.met("ben", showed(bound=15 * MBIT_PER_S), 0.02)
+    assert line.bits_per_s == line.to("ben") == 20 * MBIT_PER_S
+    for _ in range(MEETINGS):  # it is long since
+        line.met("ben", showed(bound=15 * MBIT_PER_S), 0.02)
+    assert line.bits_per_s == HOPE * 15 * MBIT_PER_S
 
 
 def test_a_first_measure_replaces_what_was_only_thought() -> None:
@@ -169,7 +214,7 @@ def test_bounds_never_let_a_line_fall(rates: list[float]) -> None:
     line, most = Line(MBIT_PER_S), MBIT_PER_S
     for rate in rates:
         line.met("ben", showed(bound=rate), 0.02)
-        most = max(most, rate)
+        most = max(most, HOPE * rate)
         assert line.bits_per_s == line.to("ben") == most
 
 
@@ -195,6 +240,6 @@ def test_no_number_of_partners_or_meetings_fills_the_memory() -> None:
     line = Line()
     for number in range(10 * PARTNERS):
         line.met(f"peer{number}", showed(measure=MBIT_PER_S), 0.02)
-    assert len(line._partners) == PARTNERS
+    assert len(line._ways) == PARTNERS
     assert len(line._seen) == MEETINGS
     assert line.to("peer0") == line.bits_per_s
