@@ -30,14 +30,15 @@ from peer.core.admit import admit_correction
 from peer.core.allocation import Allocation
 from peer.core.codec import parse
 from peer.core.decision import Decision
-from peer.core.exchange import Callee, Caller, Phase
+from peer.core.exchange import Callee, Caller
 from peer.core.gossip import Outer, pair_weight
+from peer.core.phase import Phase
 from peer.core.prior import Priors, guesses, next_priors, start_priors
 from peer.core.state import State
 from peer.errors import PeerError, Unreachable
-from peer.meetings import PROTOCOL
 from peer.net.base import Stream
 from peer.net.rpc import Rpc
+from peer.proposals import PROTOCOL
 from peer.still import Still
 from peer.view import View
 from peer.wire.peer_pb2 import Answer, Message, Offer

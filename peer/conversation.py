@@ -12,10 +12,11 @@ import asyncio
 import time
 from contextlib import suppress
 
-from peer.core.exchange import Callee, Caller, Phase
+from peer.core.exchange import Callee, Caller
 from peer.core.frame import Frame, Said
 from peer.core.gauge import START_BITS_PER_S, Gauge
 from peer.core.legs import FRAME_BYTES
+from peer.core.phase import Phase
 from peer.errors import ProtocolError, Unreachable
 from peer.net.base import Stream
 from peer.view import View

@@ -14,33 +14,29 @@ from peer.conversation import Conversation
 from peer.core.admit import (
     LONGEST_PATIENCE_MS,
     MEETING_ID_BYTES,
-    Standing,
-    admit_answer,
-    admit_offer,
 )
 from peer.core.change import Correction
 from peer.core.decision import Decision
 from peer.core.exchange import CPU, Callee, Caller
 from peer.core.frame import Frame
-from peer.core.gossip import pair_weight
 from peer.core.members import Member
 from peer.core.partners import choose
 from peer.core.prior import guesses, next_priors, seed_of, start_priors
 from peer.core.state import State
-from peer.core.terms import Terms, agree, ladder
+from peer.core.terms import Terms
 from peer.endings import ANSWER_S, DIAL_S, Endings, inquire, told
 from peer.errors import ProtocolError, Unreachable
 from peer.events import Meeting
 from peer.manifest import Manifest
 from peer.net.base import Network, Stream
 from peer.planner import Planner
+from peer.proposals import Proposals
 from peer.roster import REFRESH_S, Roster
 from peer.talk import Talk
 from peer.timetable import Pace, Timetable
 from peer.view import View
 from peer.wire.peer_pb2 import Answer, Inquiry, Message, Offer
 
-PROTOCOL = 4
 SILENCE_S = 5.0
 ROUND_TRIPS = 8
 """A partner that owes something is lost after SILENCE_S, so many round trips, and twice its patience without a word."""
@@ -74,11 +70,11 @@ class Meetings:
         planner: Planner,
         account: Account,
     ) -> None:
-        self._peer_id, self._run, self._origin = peer_id, run, origin
+        self._peer_id, self._run = peer_id, run
         self._network, self._roster, self._boundary, self._view = network, roster, boundary, view
         self._pace, self._planner, self._account = pace, planner, account
         self._timetable = Timetable(pace)
-        self._ladder = ladder(run.exchange.codec)
+        self._proposals = Proposals(peer_id, run, origin, pace, planner, self._timetable)
         self._random = random.Random(peer_id)
         self._priors = start_priors(shapes)
         self._learning = asyncio.Lock()
@@ -147,22 +143,13 @@ class Meetings:
     async def invited(self, stream: Stream, offer: Offer) -> None:
         """Answer an offer, and if it is accepted, hold the meeting."""
         decision, terms = self._decide(offer)
-        answer = Answer(
-            accepted=bool(decision),
-            reason=decision.reason,
-            detail=decision.detail,
-            peer_id=self._peer_id,
-            round=self._pace.round,
-            patience_ms=self._timetable.patience_ms,
-        )
+        answer = self._proposals.answer(decision, terms)
         if terms is None:
-            answer.rest_ms = int(1000 * self._timetable.left_s) if decision.reason == "spent" else 0
             with suppress(Unreachable):
                 await stream.send(Message(answer=answer), ANSWER_S)
             if decision.reason not in PASSING:  # these are the caller's to count
                 self._account.declined(offer.peer_id[:64], decision)
             return
-        answer.codec, answer.weight, answer.budget_bytes = terms.codec, terms.weight, terms.budget_bytes
         talk = Talk("callee", offer.peer_id, offer.meeting_id, terms)
         talk.partner_round, talk.patience_ms, talk.stream = offer.round, offer.patience_ms, stream
         allocation = self._planner.allocations[terms.codec]
@@ -199,29 +186,10 @@ class Meetings:
             return Decision(False, "stopping", "this peer is leaving the swarm; ask someone else"), None
         if offer.meeting_id in self._endings:
             return Decision(False, "replayed", "a meeting of this id was held before; draw a new one"), None
-        mine = Standing(
-            self._run.run_id,
-            self._origin,
-            self._peer_id,
-            self._pace.round,
-            self._run.exchange.max_lag,
-            self._ladder,
-            PROTOCOL,
-        )
         with_caller = [talk for talk in self._talks if talk.partner == offer.peer_id]
         offering = any(talk.exchange is None and talk.role == "caller" for talk in with_caller)
         busy = self._at_once >= SEATS or (bool(with_caller) and not offering)
-        decision = admit_offer(offer, mine, busy, offering)
-        if not decision:
-            return decision, None
-        planned = self._planner.plan
-        if self._timetable.spent(planned.round_bytes):
-            detail = (
-                "this peer has used up its share of the link for this round; ask someone else, or again in the next"
-            )
-            return Decision(False, "spent", detail), None
-        theirs = Terms(offer.codec, offer.budget_bytes, offer.weight)
-        return decision, agree(self._wish(offer.peer_id, self._at_once + 1), theirs, self._ladder)
+        return self._proposals.decide(offer, busy, offering, self._at_once + 1)
 
     # ------------------------------------------------------------------ as caller
 
@@ -229,20 +197,20 @@ class Meetings:
         """Offer a meeting to one partner, and hold it if the partner accepts."""
         talk = Talk("caller", partner.peer_id, os.urandom(MEETING_ID_BYTES))
         self._talks.append(talk)
-        wish = self._wish(partner.peer_id, self._at_once)
+        wish = self._proposals.wish(partner.peer_id, self._at_once)
         try:
             talk.stream = await self._network.dial(partner.addresses[0], DIAL_S)
             asked_s = time.monotonic()
-            await talk.stream.send(Message(offer=self._offer(talk.meeting_id, wish)), ANSWER_S)
+            await talk.stream.send(Message(offer=self._proposals.offer(talk.meeting_id, wish)), ANSWER_S)
             answer = await self._answer(talk.stream)
             talk.rtt_s = time.monotonic() - asked_s
             talk.partner_round, talk.rest_s = answer.round, answer.rest_ms / 1000
             talk.patience_ms = min(answer.patience_ms, LONGEST_PATIENCE_MS)
-            decision = admit_answer(answer, self._ladder)
-            if not decision:
-                talk.declined = decision
+            terms = self._proposals.accepted(wish, answer)
+            if isinstance(terms, Decision):
+                talk.declined = terms
                 return
-            terms = talk.terms = agree(wish, Terms(answer.codec, answer.budget_bytes, answer.weight), self._ladder)
+            talk.terms = terms
             async with self._learning:
                 talk.exchange = await asyncio.to_thread(self._caller, talk, terms)
             await self._converse(talk, talk.stream)
@@ -278,20 +246,6 @@ class Meetings:
         talk.computed_s = time.thread_time() - began_s
         return Caller(allocation.codec, ranks, parts, found, talk.admit, self._view.device)
 
-    def _offer(self, meeting_id: bytes, wish: Terms) -> Offer:
-        return Offer(
-            protocol=PROTOCOL,
-            run_id=self._run.run_id,
-            origin=self._origin,
-            peer_id=self._peer_id,
-            round=self._pace.round,
-            meeting_id=meeting_id,
-            codec=wish.codec,
-            weight=wish.weight,
-            patience_ms=self._timetable.patience_ms,
-            budget_bytes=wish.budget_bytes,
-        )
-
     # ------------------------------------------------------------------ both
 
     @property
@@ -303,10 +257,6 @@ class Meetings:
         self._unapplied -= 1
         if not adding.cancelled():
             adding.exception()  # a peer that leaves adds no more
-
-    def _wish(self, partner: str, at_once: int) -> Terms:
-        planned = self._planner.plan
-        return Terms(*self._planner.wish(planned, partner), pair_weight(self._run.outer.alpha, at_once))
 
     async def _converse(self, talk: Talk, stream: Stream) -> None:
         assert talk.exchange is not None

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from peer.conversation import Conversation
 from peer.core.admit import admit_correction
 from peer.core.decision import Decision
-from peer.core.exchange import Callee, Caller, Phase
+from peer.core.exchange import Callee, Caller
 from peer.core.gauge import Gauge
+from peer.core.phase import Phase
 from peer.core.terms import Terms
 from peer.net.base import Stream
 

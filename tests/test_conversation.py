@@ -13,9 +13,10 @@ import torch
 from peer.conversation import FRAME_S, LEAST_ON_THE_WAY_BYTES, ON_THE_WAY_S, SMALLEST_FRAME_BYTES, Conversation
 from peer.core.codec import parse, parts
 from peer.core.decision import Decision
-from peer.core.exchange import Callee, Caller, Phase
+from peer.core.exchange import Callee, Caller
 from peer.core.frame import Frame, Said
 from peer.core.gossip import Outer, start
+from peer.core.phase import Phase
 from peer.core.prior import guesses, start_priors
 from peer.core.state import State
 from peer.net.base import Stream

@@ -22,6 +22,7 @@ LAYERS = [
     ["stay", "swarm_report"],
     ["loading", "lab"],
     ["meetings", "catchup", "trainer", "export", "heldout"],
+    ["proposals"],
     ["account", "talk", "donor", "endings", "guest", "planner", "roster"],
     ["conversation", "timetable"],
     ["boundary", "view", "lordo", "manifest", "checkpoint", "net", "status"],

@@ -23,10 +23,11 @@ from peer.core.state import State
 from peer.errors import Unreachable
 from peer.events import EventLog
 from peer.manifest import Manifest
-from peer.meetings import PROTOCOL, Meetings
+from peer.meetings import Meetings
 from peer.net.base import Stream
 from peer.net.memory import Hub, MemoryNetwork
 from peer.planner import Planner
+from peer.proposals import PROTOCOL
 from peer.roster import Roster
 from peer.still import Still
 from peer.view import View

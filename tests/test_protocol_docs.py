@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from peer.core.exchange import TABLE
+from peer.core.phase import TABLE
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()

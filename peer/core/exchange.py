@@ -6,14 +6,13 @@ time, and hands it weights that stand still during each. `advance` may run in a 
 belongs to one. All tensors flow through the three legs (see `peer.core.codec`) independently of one another, so that
 arithmetic and all three legs overlap.
 
-What may happen in which phase is `TABLE`; a pair that is not in it is a `ProtocolError`, and nothing is applied.
+What may happen in which phase is `peer.core.phase`'s; anything else is a `ProtocolError`, and nothing is applied.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from enum import Enum
 from functools import partial
 
 import torch
@@ -26,6 +25,7 @@ from peer.core.decision import Decision
 from peer.core.frame import Frame, Said
 from peer.core.legs import Inbox, Outbox
 from peer.core.part import Part
+from peer.core.phase import CUES, ENDINGS, TABLE, Cue, Phase
 from peer.core.prior import Guess
 from peer.errors import ProtocolError
 from peer.wire.peer_pb2 import Abort, Commit, Cut, Done, Message, Progress
@@ -37,63 +37,6 @@ BATCH = 2**22
 
 BACKLOG_BYTES = 4 * 2**20
 """No more products are done ahead of what the link takes, and no more is told to have arrived ahead of the products."""
-
-
-class Phase(Enum):
-    """Where an exchange stands. The last three are endings."""
-
-    PROBING = "probing"  # caller: accepted; Cut, legs 1 and 3 go out, leg 2 comes in
-    SETTLING = "settling"  # caller: all sent, Commit too; waits for Done
-    ACCEPTED = "accepted"  # callee: has said yes; waits for Cut
-    SERVING = "serving"  # callee: legs 1 and 3 come in, leg 2 goes out
-    APPLIED = "applied"
-    ABORTED = "aborted"
-    DOUBTED = "doubted"  # caller: everything was sent, but how it ended is not known
-
-
-class Cue(Enum):
-    """What can happen to an exchange."""
-
-    CUT = "cut"
-    FRAME = "frame"
-    PROGRESS = "progress"
-    SENT = "sent"  # our last frame and Commit are on their way
-    COMMIT = "commit"  # and every product is done
-    DONE = "done"
-    ABORT = "abort"  # the partner's, or our own: a message that breaks the rules, a correction that is refused
-    LOST = "lost"  # the stream ended, or was silent past its deadline
-
-
-TABLE: dict[tuple[Phase, Cue], Phase] = {
-    (Phase.PROBING, Cue.FRAME): Phase.PROBING,
-    (Phase.PROBING, Cue.PROGRESS): Phase.PROBING,
-    (Phase.PROBING, Cue.SENT): Phase.SETTLING,
-    (Phase.PROBING, Cue.ABORT): Phase.ABORTED,
-    (Phase.PROBING, Cue.LOST): Phase.ABORTED,
-    (Phase.SETTLING, Cue.PROGRESS): Phase.SETTLING,
-    (Phase.SETTLING, Cue.DONE): Phase.APPLIED,
-    (Phase.SETTLING, Cue.ABORT): Phase.ABORTED,
-    (Phase.SETTLING, Cue.LOST): Phase.DOUBTED,
-    (Phase.DOUBTED, Cue.DONE): Phase.APPLIED,
-    (Phase.DOUBTED, Cue.ABORT): Phase.ABORTED,
-    (Phase.ACCEPTED, Cue.CUT): Phase.SERVING,
-    (Phase.ACCEPTED, Cue.ABORT): Phase.ABORTED,
-    (Phase.ACCEPTED, Cue.LOST): Phase.ABORTED,
-    (Phase.SERVING, Cue.FRAME): Phase.SERVING,
-    (Phase.SERVING, Cue.PROGRESS): Phase.SERVING,
-    (Phase.SERVING, Cue.COMMIT): Phase.APPLIED,
-    (Phase.SERVING, Cue.ABORT): Phase.ABORTED,
-    (Phase.SERVING, Cue.LOST): Phase.ABORTED,
-}
-ENDINGS = frozenset({Phase.APPLIED, Phase.ABORTED, Phase.DOUBTED})
-
-_CUES = {
-    "cut": Cue.CUT,
-    "progress": Cue.PROGRESS,
-    "commit": Cue.COMMIT,
-    "done": Cue.DONE,
-    "abort": Cue.ABORT,
-}
 
 
 Read = Callable[[str, Callable[[Tensor], Tensor]], Tensor]
@@ -205,7 +148,7 @@ class Exchange:
 
     def _receive(self, said: Said) -> None:
         body = "frame" if isinstance(said, Frame) else said.WhichOneof("body")
-        cue = Cue.FRAME if isinstance(said, Frame) else _CUES.get(body or "")
+        cue = Cue.FRAME if isinstance(said, Frame) else CUES.get(body or "")
         if cue is None:
             raise ProtocolError("malformed", f"a message {body!r} has no place in an exchange")
         if (self.phase, cue) not in TABLE:

@@ -10,10 +10,11 @@ from peer.core.admit import MEETING_ID_BYTES, admit_correction
 from peer.core.allocation import Allocation
 from peer.core.change import Correction
 from peer.core.codec import Codec
-from peer.core.exchange import Admit, Callee, Caller, Phase, Read
+from peer.core.exchange import Admit, Callee, Caller, Read
 from peer.core.frame import packed
 from peer.core.gossip import Outer, exchanged
 from peer.core.legs import FRAME_BYTES
+from peer.core.phase import Phase
 from peer.core.prior import Guess
 from peer.core.state import State
 from peer.errors import ProtocolError

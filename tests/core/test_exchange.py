@@ -13,20 +13,10 @@ from hypothesis import strategies as st
 from peer.core.change import Correction
 from peer.core.codec import parse, parts
 from peer.core.decision import Decision
-from peer.core.exchange import (
-    BACKLOG_BYTES,
-    BATCH,
-    ENDINGS,
-    TABLE,
-    Admit,
-    Callee,
-    Caller,
-    Cue,
-    Exchange,
-    Phase,
-)
+from peer.core.exchange import BACKLOG_BYTES, BATCH, Admit, Callee, Caller, Exchange
 from peer.core.frame import Frame, Said, packed, unpacked
 from peer.core.legs import FRAME_BYTES, Inbox, Outbox, framed
+from peer.core.phase import ENDINGS, TABLE, Cue, Phase
 from peer.core.prior import guesses, start_priors
 from peer.core.state import Tensors
 from peer.errors import ProtocolError
