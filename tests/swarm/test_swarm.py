@@ -104,7 +104,9 @@ def test_a_swarm_trains_one_model_and_ends_with_one_json_object(tmp_path: Path) 
     assert 5.3 < found["heldout_start"] < 5.8  # ln 257 = 5.55: it knows nothing
     assert max(*found["heldout_end"], found["heldout_average_end"]) < 3.5
     assert found["meetings"] > 0
-    assert 1e4 < found["bytes_sent_per_round"] < 1e7
+    # on this machine's own lines all of the model travels sooner or later: 4.2 MB each way
+    most = 2 * found["meetings"] * 4.3e6 / (3 * 3)
+    assert 1e4 < found["bytes_sent_per_round"] < most
     assert 0 < found["disagreement"] < 0.5
     for number in (1, 2, 3):
         assert re.search(rf"^peer {number} done: round 3/3, loss \d", done.stderr, re.MULTILINE), done.stderr
