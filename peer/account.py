@@ -57,9 +57,13 @@ class Account:
         held, self._held = self.counts.meetings - self._held, self.counts.meetings
         return held
 
-    def declined(self, partner: str, decision: Decision, rest_s: float = 0.0) -> None:
+    def declined(
+        self, partner: str, decision: Decision, bytes_sent: int = 0, bytes_received: int = 0, rest_s: float = 0.0
+    ) -> None:
         """Note an offer that was declined, by either side; rest_s: for how long it shall not be made again."""
         self.counts.declined += 1
+        self.counts.bytes_sent += bytes_sent
+        self.counts.bytes_received += bytes_received
         self._rest(partner, decision, rest_s)
         self._events.write(Skip(partner, "declined", decision.reason, decision.detail))
 
@@ -95,5 +99,5 @@ class Account:
 def _differs(new: Plan, old: Plan) -> bool:
     if new.codec != old.codec:
         return True
-    ratios = (new.meetings / old.meetings, new.budget_bytes / old.budget_bytes)
-    return any(not 1 / NOTICEABLE < ratio < NOTICEABLE for ratio in ratios)
+    pairs = ((new.meetings, old.meetings), (new.budget_bytes, old.budget_bytes))
+    return any(max(pair) > NOTICEABLE * min(pair) for pair in pairs)

@@ -8,9 +8,9 @@ training never waits for a network, and no copy of the model is needed.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import TypeVar
@@ -29,7 +29,6 @@ class Boundary:
         self._jobs: SimpleQueue[Callable[[State | None], None]] = SimpleQueue()
         self._lock = Lock()
         self._closed = False
-        self._stall_s = 0.0
 
     def post(self, job: Job[T]) -> Future[T]:
         """Queue a job; it runs at the next boundary even if nobody waits for its result any more.
@@ -68,17 +67,9 @@ class Boundary:
 
     def serve(self, state: State) -> None:
         """Run every job that is queued; called by training between two inner steps."""
-        began = time.perf_counter()
-        try:
+        with suppress(Empty):
             while True:
                 self._jobs.get_nowait()(state)
-        except Empty:
-            self._stall_s += time.perf_counter() - began
-
-    def take_stall_s(self) -> float:
-        """Return the seconds that training spent on jobs since this was last asked."""
-        stall_s, self._stall_s = self._stall_s, 0.0
-        return stall_s
 
     def close(self, state: State | None) -> None:
         """Run what is queued on the state, or refuse it if there is none; refuse what comes later."""

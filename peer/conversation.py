@@ -32,7 +32,7 @@ TELL_S = 0.05
 FRAME_S = 0.25
 """How long a frame may take on its way."""
 
-SMALLEST_FRAME_BYTES = 16 * 1024
+SMALLEST_FRAME_BYTES = 4 * 1024
 ON_THE_WAY_S = 1.0
 LEAST_ON_THE_WAY_BYTES = 64 * 1024
 MOST_ON_THE_WAY_BYTES = 32 * 1024 * 1024
@@ -69,20 +69,22 @@ class Conversation:
         self._work = asyncio.Event()
         self._moved_s = self._told_s = time.monotonic()
         self._told_bytes = 0
+        self._moved: tuple[int, int, Phase] = (0, 0, exchange.phase)
         self._computing = False
 
     async def run(self) -> None:
         """Return when the exchange has ended; a lost or silent partner is an ending like any other."""
         listening, computing = asyncio.create_task(self._listen()), asyncio.create_task(self._compute())
         speaking = asyncio.create_task(self._speak())
-        tasks = (listening, computing, speaking)
+        tasks, began_s = (listening, computing, speaking), time.monotonic()
         try:
             while not speaking.done():
                 if self._computing:  # it is for us to go on
                     self._moved_s = time.monotonic()
-                left_s = self._moved_s + self._silence_s - time.monotonic()
+                now_s = time.monotonic()
+                left_s = min(self._moved_s + self._silence_s, began_s + LONGEST_S) - now_s
                 if left_s <= 0:
-                    self._exchange.lost("silent", f"nothing came for {self._silence_s:.0f} s")
+                    self._exchange.lost("silent", f"nothing more came for {self._silence_s:.0f} s")
                     break
                 if self._exchange.ended and self._exchange.phase is not Phase.APPLIED:
                     # a word of farewell, if it can be said at once
@@ -94,6 +96,8 @@ class Conversation:
                         task.result()
                         await asyncio.wait({speaking}, timeout=FAREWELL_S)
         except asyncio.CancelledError:
+            speaking.cancel()
+            await asyncio.wait({speaking})
             if not self._exchange.ended:  # who has said yes to a correction takes nothing back
                 with suppress(Unreachable):
                     await self._stream.send(self._exchange.abort("stopping", "this peer is stopping"), FAREWELL_S)
@@ -128,7 +132,10 @@ class Conversation:
                 self._give_up(error.reason, error.detail)
             except Unreachable as error:
                 exchange.lost("lost", str(error))
-            now_s = self._moved_s = time.monotonic()
+            now_s = time.monotonic()
+            moved = (exchange.heard_bytes, exchange.arrived_bytes, exchange.phase)
+            if moved != self._moved:  # words that say nothing new are silence
+                self._moved, self._moved_s = moved, now_s
             self._flow(now_s)
             self.gauge.arrived(now_s, exchange.arrived_bytes, exchange.said_bytes)
             self._wake.set()

@@ -25,6 +25,7 @@ from peer.core.decision import ALLOWED
 from peer.core.frame import Frame
 from peer.core.members import Member, behind, level
 from peer.data.stream import choose_shard
+from peer.endings import Endings, told
 from peer.errors import PeerError, Unreachable
 from peer.events import EventLog, Pause, Resume, Start, Stop
 from peer.guest import Guest
@@ -69,6 +70,7 @@ class Daemon:
         self._why_not = ALLOWED
         self._roster = Roster(network, Member(run.run_id, peer_id, (), 0, 0, 0.0))
         self._account = Account(events)
+        self._endings = Endings()
         self._stay: Stay | None = None
         self._stopping = asyncio.Event()
         self._last_round = run.rounds
@@ -84,6 +86,7 @@ class Daemon:
         end = Stop(0, "error", "ended by a fault; the log above says which")
         compute_with_one_core(asyncio.get_running_loop())
         tending = asyncio.create_task(self._tend())
+        tending.add_done_callback(lambda _: self.stop())  # a guest who no longer watches must not stay
         try:
             end = await self._life()
         except PeerError as error:
@@ -94,6 +97,8 @@ class Daemon:
             await asyncio.wait({tending})
             await self._network.close()
             self._events.write(end)
+        if not tending.cancelled():
+            tending.result()
         return end
 
     async def _life(self) -> Stop:
@@ -136,6 +141,7 @@ class Daemon:
             self._say,
             loaded,
             self._last_round,
+            self._endings,
         )
         try:
             if self._stopping.is_set() or not self._why_not:
@@ -170,7 +176,9 @@ class Daemon:
         began_s, trainer = time.monotonic(), loaded.trainer
         if not await self._may_go_on(trainer.round):
             return False
-        await asyncio.wait({stay.training})  # a step that was abandoned may still have been computing
+        # a step that was abandoned may still have been computing
+        if await self._unless_stopped(asyncio.wait({stay.training})) is None:
+            return False
         if await self._unless_stopped(self._return(loaded)) is None:
             return False
         self._events.write(Resume(trainer.round, time.monotonic() - began_s))
@@ -246,7 +254,8 @@ class Daemon:
             return False
         newest = await self._roster.refresh()
         far = behind(newest, state.round, self._run.exchange.max_lag)
-        loaded.trainer.catch_up(state, level(newest, state.round) if far else 0)
+        round = level(newest, state.round) if far else 0
+        await aside("catching up", lambda: loaded.trainer.catch_up(state, round))
         return True
 
     # ------------------------------------------------------------------ words
@@ -258,7 +267,9 @@ class Daemon:
             if message is None:
                 return
             stay = self._stay
-            if stay is None:
+            if stay is None and isinstance(message, Message) and message.HasField("inquiry"):
+                await stream.send(told(self._endings.of(message.inquiry.meeting_id)), FIRST_MESSAGE_S)
+            elif stay is None:
                 await stream.send(self._absent(), FIRST_MESSAGE_S)
             elif isinstance(message, Frame):
                 await stream.send(_refusal("malformed", "a stream begins with an offer or a request"), FIRST_MESSAGE_S)

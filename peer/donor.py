@@ -26,12 +26,14 @@ from peer.wire.peer_pb2 import Abort, Message, StateChunk, StateHeader, StateReq
 
 PROTOCOL = 2
 CHUNK_BYTES = 1024 * 1024
-PIECE_BYTES = 64 * 1024
+PIECE_BYTES = 16 * 1024
 """A chunk comes in pieces, so that a slow download that moves is not taken for one that stands still."""
 
 SILENCE_S = 20.0
 SNAPSHOT_S = 120.0
 """Training gets this long to reach a step boundary; a snapshot nobody has read from for this long is dropped."""
+
+_STOPPING = Abort(reason="stopping", detail="this peer is leaving the swarm; ask someone else")
 
 
 def layout(run: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -87,6 +89,7 @@ class Donor:
         self._boundary = boundary
         self._snapshot: Snapshot | None = None
         self._making = asyncio.Lock()
+        self._closed = False
 
     async def serve(self, stream: Stream, request: StateRequest) -> None:
         """Send the header and the chunks that are asked for; raises `Unreachable` when the newcomer is lost."""
@@ -105,11 +108,19 @@ class Donor:
             for index in range(begin, len(snapshot.header.hashes)):
                 payload = await asyncio.to_thread(snapshot.chunk, index)
                 for first in range(0, len(payload), PIECE_BYTES):
+                    if self._closed:
+                        await stream.send(Message(abort=_STOPPING), SILENCE_S)
+                        return
                     piece = StateChunk(index=index, payload=payload[first : first + PIECE_BYTES])
                     await stream.send(Message(state_chunk=piece), SILENCE_S)
                     snapshot.read_at_s = time.monotonic()
         finally:
             snapshot.readers -= 1
+
+    def close(self) -> None:
+        """Break off what is being read: this peer leaves."""
+        self._closed = True
+        self._snapshot = None
 
     def drop_unused(self) -> None:
         """Free a snapshot that nobody has read from lately."""

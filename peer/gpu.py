@@ -63,13 +63,29 @@ def parent(pid: int) -> int | None:
         return None
 
 
+def is_peer(pid: int) -> bool:
+    """Tell whether a process is a peer too: two that gave way to each other would both stand still."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(word.rpartition(b"/")[2] == b"peer" for word in words[:3])
+
+
 class Gpu:
     """One GPU. ours: our process id, whose descendants are ours as well; uuid: without "GPU-"."""
 
-    def __init__(self, nvml: Nvml, uuid: str, ours: int, parent: Callable[[int], int | None] = parent) -> None:
+    def __init__(
+        self,
+        nvml: Nvml,
+        uuid: str,
+        ours: int,
+        parent: Callable[[int], int | None] = parent,
+        is_peer: Callable[[int], bool] = is_peer,
+    ) -> None:
         """Raise NVML's error if there is no such GPU."""
         nvml.nvmlInit()
-        self._nvml, self._ours, self._parent = nvml, ours, parent
+        self._nvml, self._ours, self._parent, self._is_peer = nvml, ours, parent, is_peer
         self._handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
         self._by_utilization = True
 
@@ -102,6 +118,8 @@ class Gpu:
         above: int | None = pid
         if self._parent(pid) is None:
             return False  # gone already, or not of this /proc
+        if self._is_peer(pid):
+            return False
         while above is not None and above > 1:
             if above == self._ours:
                 return False
@@ -130,6 +148,6 @@ def watch(device: str) -> Gpu | None:
 def name(pid: int) -> str:
     """Return what a process is called: "blender (process 1234)"."""
     try:
-        return f"{Path(f'/proc/{pid}/comm').read_text().strip()} (process {pid})"
+        return f"{Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()} (process {pid})"
     except OSError:
         return f"process {pid}"

@@ -21,7 +21,7 @@ from peer.core.exchange import CPU, Callee, Caller
 from peer.core.frame import Frame
 from peer.core.members import Member
 from peer.core.partners import choose
-from peer.core.prior import guesses, next_priors, seed_of, start_priors
+from peer.core.prior import guesses, next_priors, seed_of
 from peer.core.state import State
 from peer.core.terms import Terms
 from peer.endings import ANSWER_S, DIAL_S, Endings, inquire, told
@@ -53,14 +53,13 @@ RECORD_AGE_S = 2 * REFRESH_S
 class Meetings:
     """A peer's meetings: those it asks for, spread over the round, and those it is asked for.
 
-    origin: hash of the first weights. shapes: of the parameters, in the model's order.
+    origin: hash of the first weights.
     """
 
     def __init__(
         self,
         peer_id: str,
         run: Manifest,
-        shapes: dict[str, tuple[int, ...]],
         origin: str,
         network: Network,
         roster: Roster,
@@ -69,28 +68,31 @@ class Meetings:
         pace: Pace,
         planner: Planner,
         account: Account,
+        endings: Endings,
     ) -> None:
+        self._endings = endings
         self._peer_id, self._run = peer_id, run
         self._network, self._roster, self._boundary, self._view = network, roster, boundary, view
         self._pace, self._planner, self._account = pace, planner, account
         self._timetable = Timetable(pace)
         self._proposals = Proposals(peer_id, run, origin, pace, planner, self._timetable)
         self._random = random.Random(peer_id)
-        self._priors = start_priors(shapes)
         self._learning = asyncio.Lock()
         self._talks: list[Talk] = []
         self._unapplied = 0
         self._asking: set[asyncio.Task[None]] = set()
         self._free = asyncio.Event()
-        self._endings = Endings()
         self._stopping = False
+        self._stall_s = 0.0
+        self._fault: BaseException | None = None
 
     async def run(self) -> None:
         """Ask for meetings for ever, as many a round as the plan has."""
         try:
-            while True:
+            while self._fault is None:
                 pause_s = TICK_S if self._open() else IDLE_S
                 await asyncio.sleep(pause_s)
+            raise self._fault
         finally:
             for task in self._asking:
                 task.cancel()
@@ -134,9 +136,12 @@ class Meetings:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left_s):
                         await self._free.wait()
-            for talk in self._talks:
-                if talk.conversation is not None:
-                    talk.conversation.abandon()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End the meetings that are under way, without a correction."""
+        for talk in self._talks:
+            talk.abandon()
 
     # ------------------------------------------------------------------ as callee
 
@@ -240,9 +245,10 @@ class Meetings:
     def _caller(self, talk: Talk, terms: Terms) -> Caller:
         """Decide what a meeting is about."""
         allocation, began_s = self._planner.allocations[terms.codec], time.thread_time()
-        ranks = allocation.ranks(self._priors, self._pace.sensitivity, terms.budget_bytes)
+        priors = self._planner.priors
+        ranks = allocation.ranks(priors, self._pace.sensitivity, terms.budget_bytes)
         parts = allocation.parts(ranks, terms.budget_bytes)
-        found = guesses(parts, self._priors, seed_of(talk.meeting_id))
+        found = guesses(parts, priors, seed_of(talk.meeting_id))
         talk.computed_s = time.thread_time() - began_s
         return Caller(allocation.codec, ranks, parts, found, talk.admit, self._view.device)
 
@@ -255,12 +261,13 @@ class Meetings:
 
     def _applied(self, adding: asyncio.Future[None]) -> None:
         self._unapplied -= 1
-        if not adding.cancelled():
-            adding.exception()  # a peer that leaves adds no more
+        self._fault = self._fault or (None if adding.cancelled() else adding.exception())
 
     async def _converse(self, talk: Talk, stream: Stream) -> None:
         assert talk.exchange is not None
         talk.model_norm = await asyncio.to_thread(self._view.norm)
+        if self._stopping:
+            talk.abandon()
         slower_s = max(talk.patience_ms, self._timetable.patience_ms) / 1000
         rtt_s = self._planner.line.rtt_s if talk.rtt_s is None else talk.rtt_s
         silence_s = SILENCE_S + ROUND_TRIPS * rtt_s + 2 * slower_s
@@ -274,30 +281,48 @@ class Meetings:
         self._free.set()
         if talk.role == "callee":
             self._endings.remember(talk.meeting_id, talk.applied)
-        if talk.applied:
-            self._apply(talk)
-            return
+        self._timetable.spend(sum(talk.bytes))
+        self._planner.line.met(talk.partner, talk.gauge, talk.rtt_s)
         decision = talk.why()
-        if talk.declined is not None or decision.reason in PASSING:
-            self._account.declined(talk.partner, decision, talk.rest_s)
+        if talk.applied and self._apply(talk):
+            self._note(talk)
+        elif talk.declined is not None or decision.reason in PASSING:
+            self._account.declined(talk.partner, decision, *talk.bytes, talk.rest_s)
         else:
             self._account.failed(talk.partner, decision, *talk.bytes)
 
-    def _apply(self, talk: Talk) -> None:
+    def _apply(self, talk: Talk) -> bool:
+        """Have the correction added at the next step boundary; False if there is none any more."""
         assert talk.exchange is not None and talk.terms is not None
-        correction, terms = talk.exchange.correction, talk.terms
-        weight = -terms.weight if talk.role == "caller" else terms.weight
+        correction = talk.exchange.correction
+        weight = -talk.terms.weight if talk.role == "caller" else talk.terms.weight
 
         def add(state: State) -> None:
+            began_s = time.perf_counter()
             self._view.await_products()
             correction.add_(weight, state.weights, state.anchor)
+            self._stall_s += time.perf_counter() - began_s
 
+        adding = self._boundary.post(add)
+        if adding.done() and isinstance(adding.exception(), Unreachable):
+            return False  # only a doubt that was resolved after this peer left comes so late
         self._unapplied += 1
-        asyncio.wrap_future(self._boundary.post(add)).add_done_callback(self._applied)
+        asyncio.wrap_future(adding).add_done_callback(self._applied)
+        return True
+
+    def take_stall_s(self) -> float:
+        """Return the seconds that training spent on corrections since this was last asked."""
+        stall_s, self._stall_s = self._stall_s, 0.0
+        return stall_s
+
+    def _note(self, talk: Talk) -> None:
+        """Tell of a meeting that took place, and learn from it."""
+        assert talk.exchange is not None and talk.terms is not None
+        correction, terms = talk.exchange.correction, talk.terms
         sent, received = talk.bytes
         seconds = time.monotonic() - talk.began_s
-        self._timetable.met(sent + received)
-        self._planner.met(talk.partner, talk.gauge, talk.rtt_s, seconds - talk.flowing_s)
+        self._timetable.met()
+        self._planner.met(seconds - talk.flowing_s)
         self._account.met(
             Meeting(
                 partner=talk.partner,
@@ -324,7 +349,7 @@ class Meetings:
 
         def learn() -> float:
             began_s = time.thread_time()
-            self._priors = next_priors(correction.to(CPU), self._priors)
+            self._planner.priors = next_priors(correction.to(CPU), self._planner.priors)
             return time.thread_time() - began_s
 
         async with self._learning:

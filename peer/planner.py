@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from peer.core.allocation import Allocation
-from peer.core.gauge import Gauge, Line
+from peer.core.gauge import Line
 from peer.core.plan import Cost, Means, Plan, plan, within
+from peer.core.prior import start_priors
 from peer.core.terms import EFFORT, codecs
 from peer.manifest import Exchange
 from peer.timetable import Pace
@@ -31,6 +32,7 @@ class Planner:
         line: Line | None = None,
     ) -> None:
         self.line = line or Line()
+        self.priors = start_priors(shapes)
         self.allocations = {spec: Allocation(shapes, codec) for spec, codec in codecs(exchange.codec).items()}
         self._exchange, self._pace, self._share = exchange, pace, share
         self._most_bits_per_s = most_bits_per_s
@@ -61,10 +63,17 @@ class Planner:
             return planned.codec, self._budget_bytes
         return within(planned, self._costs, self.line.to(partner), self._round_s)
 
-    def met(self, partner: str, gauge: Gauge, rtt_s: float | None, idle_s: float) -> None:
-        """Take note of a meeting: how fast its bytes went, its round trip, and for how long none were on their way."""
-        self.line.met(partner, gauge, rtt_s)
+    def met(self, idle_s: float) -> None:
+        """Take note of a meeting: for how long none of its bytes were on their way."""
         self._waiting_s = _mean(self._waiting_s, idle_s)
+
+    def most_bytes(self, codec: str) -> int | None:
+        """Return what a meeting of this codec may carry without being too much to compute; None: no limit."""
+        if self._budget_bytes is not None or not self.allocations[codec].codec.low:
+            return None
+        cost = self._costs[codec]
+        most = cost.bearable_bytes(self._round_s) / max(1.0, self.plan.meetings)
+        return max(cost.least_bytes, int(min(most, cost.whole_bytes)))
 
     def computed(self, codec: str, seconds: float, size_bytes: int) -> None:
         """Take note of how long a processor core worked for a meeting that carried so many bytes, both ways."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from peer.core.admit import Standing, admit_answer, admit_offer
 from peer.core.decision import Decision
 from peer.core.gossip import pair_weight
@@ -49,7 +51,7 @@ class Proposals:
         decision = admit_answer(answer, self._ladder)
         if not decision:
             return decision
-        return agree(wish, Terms(answer.codec, answer.budget_bytes, answer.weight), self._ladder)
+        return self._agreed(wish, Terms(answer.codec, answer.budget_bytes, answer.weight))
 
     def decide(self, offer: Offer, busy: bool, offering: bool, at_once: int) -> tuple[Decision, Terms | None]:
         """Decide on an offer, and by which terms the meeting is held, as one of so many at once.
@@ -74,7 +76,13 @@ class Proposals:
             )
             return Decision(False, "spent", detail), None
         theirs = Terms(offer.codec, offer.budget_bytes, offer.weight)
-        return decision, agree(self.wish(offer.peer_id, at_once), theirs, self._ladder)
+        return decision, self._agreed(self.wish(offer.peer_id, at_once), theirs)
+
+    def _agreed(self, mine: Terms, theirs: Terms) -> Terms:
+        """Return what holds for both; a budget for one codec may be too much to compute under a poorer one."""
+        terms = agree(mine, theirs, self._ladder)
+        most = self._planner.most_bytes(terms.codec)
+        return terms if most is None else replace(terms, budget_bytes=min(terms.budget_bytes, most))
 
     def answer(self, decision: Decision, terms: Terms | None) -> Answer:
         """Return what to say to an offer."""

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from peer.errors import ConfigError
@@ -32,6 +33,7 @@ class Quota:
         self._months = self._load()
         self._changed = False
         self._writable = True
+        self._flushing = Lock()
 
     def add(self, size_bytes: int, today: date) -> None:
         """Count bytes that were sent or received; `flush` keeps them."""
@@ -49,6 +51,10 @@ class Quota:
 
     def flush(self) -> None:
         """Write what was counted since the last time, if anything; a process that is killed loses only what was not."""
+        with self._flushing:
+            self._flush()
+
+    def _flush(self) -> None:
         if not self._changed:
             return
         self._months = dict(sorted(self._months.items())[-KEPT:])

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from peer.core.members import behind, level
 from peer.core.state import State
 from peer.data.stream import choose_shard
 from peer.donor import Donor
+from peer.endings import Endings
 from peer.events import Checkpoint, EventLog, Round
 from peer.home import Home
 from peer.loading import Loaded
@@ -64,6 +66,7 @@ class Stay:
         say: Say,
         loaded: Loaded,
         last_round: int,
+        endings: Endings,
     ) -> None:
         self._run, self._home, self._peer_id = run, home, peer_id
         self._roster, self._planner, self._account = roster, planner, account
@@ -73,11 +76,11 @@ class Stay:
         self._newcomer = Newcomer(network, run, loaded.shapes, peer_id, events, say)
         self._leaving = asyncio.Event()
         self._saved_at_s, self._save_s = time.monotonic(), 0.0
+        self._saving = RLock()
         self.donor = Donor(run, self._boundary)
         self.meetings = Meetings(
             peer_id,
             run,
-            loaded.shapes,
             self._trainer.state.origin,
             network,
             roster,
@@ -86,6 +89,7 @@ class Stay:
             self._trainer,
             planner,
             account,
+            endings,
         )
 
     def leave(self) -> None:
@@ -95,6 +99,7 @@ class Stay:
     async def last(self) -> None:
         """Train and meet until one of them ends or we are to leave, then save and withdraw; raises what went wrong."""
         trainer = self._trainer
+        trainer.begin()
         training = aside("training", self._work)
         beside: list[asyncio.Future[Any]] = [
             asyncio.create_task(self._roster.run(lambda: (trainer.round, trainer.state.cursor.shard))),
@@ -119,8 +124,7 @@ class Stay:
 
     def _work(self) -> None:
         trainer = self._trainer
-        trainer.begin()
-        while trainer.round < self._last_round and trainer.step():
+        while trainer.round < self._last_round and not self._leaving.is_set() and trainer.step():
             with trainer.still.changing():
                 self._boundary.serve(trainer.state)
             if trainer.round_is_over:
@@ -142,7 +146,7 @@ class Stay:
             time.sleep(LANDING_TICK_S)
 
     def _round(self, tally: Tally) -> Round:
-        stall_s = self._boundary.take_stall_s() + self._trainer.still.take_waited_s()
+        stall_s = self.meetings.take_stall_s() + self._trainer.still.take_waited_s()
         self._planner.stalled(stall_s, self._account.take_held())
         return Round(
             round=self._trainer.round,
@@ -154,7 +158,8 @@ class Stay:
 
     def _save(self) -> None:
         try:
-            saved = checkpoint.save(self._home.path, self._trainer.state, self._run.run_id)
+            with self._saving:
+                saved = checkpoint.save(self._home.path, self._trainer.state, self._run.run_id)
         except OSError as error:
             self._say(f"could not save a checkpoint ({error.strerror}); training goes on, the one before it stands")
             return
@@ -178,6 +183,7 @@ class Stay:
             if behind(members, trainer.round, self._run.exchange.max_lag):
                 state = await self._newcomer.fetch(members, trainer.round, trainer.state.origin)
                 if state is not None:
+                    self.meetings.abandon()  # what they find is about weights that are soon gone
                     newest = await self._roster.refresh()
                     far = behind(newest, state.round, self._run.exchange.max_lag)
                     round = level(newest, state.round) if far else 0
@@ -193,21 +199,30 @@ class Stay:
         trainer = self._trainer
         self._leaving.set()
         trainer.abandon()
+        self.donor.close()
         closing = asyncio.create_task(self.meetings.close(MEETING_GRACE_S))
         while not closing.done():
-            with trainer.still.changing():
-                self._boundary.serve(trainer.state)
+            if self._saving.acquire(blocking=False):  # what is being saved stays as it is
+                try:
+                    with trainer.still.changing():
+                        self._boundary.serve(trainer.state)
+                finally:
+                    self._saving.release()
             await asyncio.wait({closing}, timeout=0.05)
 
-    async def _save_and_withdraw(self) -> None:
-        self._boundary.close(self._trainer.state)
+    def _finish(self) -> None:
+        """Add the last corrections and save, once training has let go of the weights."""
+        with self._saving, self._trainer.still.changing():
+            self._boundary.close(self._trainer.state)
+            self._save()
 
+    async def _save_and_withdraw(self) -> None:
         async def withdraw() -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FAREWELL_S):
                     await self._roster.withdraw()
 
-        await asyncio.gather(asyncio.to_thread(self._save), withdraw())
+        await asyncio.gather(asyncio.to_thread(self._finish), withdraw())
         if self._trainer.device.type == "cuda":
             torch.cuda.empty_cache()
 

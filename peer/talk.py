@@ -82,6 +82,13 @@ class Talk:
         elif self.broken is None:
             self.broken = Decision(False, reason, detail)
 
+    def abandon(self) -> None:
+        """End it without a correction, since this peer leaves; one that has not begun ends by itself."""
+        if self.conversation is not None:
+            self.conversation.abandon()
+        elif self.exchange is not None:
+            self.exchange.lost("stopping", "this peer is leaving the swarm")
+
     def why(self) -> Decision:
         """Return why nothing was applied."""
         if self.doubted:

@@ -51,11 +51,14 @@ class Timetable:
             return done < int(wanted) and fraction >= (done + 0.5) / int(wanted)
         return not done and (self._last is None or self._pace.round + fraction >= self._last + 1 / wanted)
 
-    def met(self, size_bytes: int) -> None:
-        """Count a meeting in the round that it fell into; size_bytes: both ways."""
+    def spend(self, size_bytes: int) -> None:
+        """Count what a meeting carried both ways, however it ended."""
+        self._bytes += size_bytes
+
+    def met(self) -> None:
+        """Count a meeting in the round that it fell into."""
         self._turn()
         self._done += 1
-        self._bytes += size_bytes
         self._last = self._pace.round + self._pace.fraction
 
     def spent(self, round_bytes: float) -> bool:

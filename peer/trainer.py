@@ -114,7 +114,7 @@ class Trainer:
         self.dtype = compute_dtype(device)
         self.model = model.to(device)
         tokens = MICRO_TOKENS.get(device.type, MICRO_TOKENS["cpu"])
-        self.micro_batch = min(run.data.batch, max(1, tokens // run.data.sequence_length))
+        self.micro_batch = self._most_at_once = min(run.data.batch, max(1, tokens // run.data.sequence_length))
         self._sequences = sequences
         self._clock = clock
         weights: Tensors = dict(self.model.named_parameters())
@@ -169,6 +169,7 @@ class Trainer:
     def begin(self) -> None:
         """Begin to train, for the first time or after `abandon`; the round begins anew, with the drift so far."""
         self._abandon = self._landing = False
+        self.micro_batch = self._most_at_once  # what else needed memory may be gone
         self.begin_round()
 
     def begin_round(self) -> None:

@@ -6,7 +6,7 @@ import re
 
 from peer.errors import ConfigError
 
-LOWEST_RATE = 1e3
+LOWEST_RATE = 32e3
 """Bits a second; what is slower carries nothing in the time that anybody waits."""
 
 _NUMBER = r"(?P<number>\d{1,9}(?:\.\d{1,9})?)"
@@ -25,7 +25,7 @@ def parse_rate(text: str) -> float:
         raise ConfigError(f"'{text}' is no rate; write bits a second with their unit, such as 20Mbit or 800kbit")
     rate = float(match["number"]) * _POWERS[match["prefix"].lower()]
     if rate < LOWEST_RATE:
-        raise ConfigError(f"'{text}' lets next to nothing through; give 1kbit or more, or leave it out for no limit")
+        raise ConfigError(f"'{text}' lets next to nothing through; give 32kbit or more, or leave it out for no limit")
     return rate
 
 

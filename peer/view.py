@@ -32,7 +32,8 @@ class View:
     def read(self, name: str, product: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply a function to a parameter while it stands still; some milliseconds at most."""
         with self._still.reading(), self._aside():
-            return product(exchanged(self._outer, self._state, name))
+            # from a GPU in here: elsewhere torch would not wait for the side stream, nor would the weights stand still
+            return product(exchanged(self._outer, self._state, name)).float().cpu()
 
     def norm(self) -> float:
         """Return the L2 norm of the weights, as it was at some moment of this round."""

@@ -81,12 +81,3 @@ async def test_closing_runs_what_was_posted_and_refuses_what_comes_later() -> No
     boundary.close(None)
     with pytest.raises(Unreachable, match="stopping"):
         refused.result(0)
-
-
-def test_stalls_are_counted_once() -> None:
-    boundary = Boundary()
-    waited = threading.Event()
-    boundary.post(lambda state: waited.wait(0.02))
-    boundary.serve(STATE)
-    assert boundary.take_stall_s() > 0.015
-    assert boundary.take_stall_s() == 0

@@ -20,6 +20,7 @@ from peer.core.frame import Frame, Said
 from peer.core.gossip import start
 from peer.core.members import Member
 from peer.core.state import State
+from peer.endings import Endings
 from peer.errors import Unreachable
 from peer.events import EventLog
 from peer.manifest import Manifest
@@ -66,7 +67,6 @@ class Peer:
         self.meetings = Meetings(
             name,
             run,
-            SHAPES,
             origin,
             self.network,
             self.roster,
@@ -75,6 +75,7 @@ class Peer:
             self.pace,
             planner,
             self.account,
+            Endings(),
         )
         self.tamper: Callable[[Stream], Stream] = lambda stream: stream
 
@@ -344,5 +345,5 @@ async def test_a_partner_that_falls_silent_is_given_up_and_training_never_waited
         asking = asyncio.create_task(ann.meetings.run())
         await until(lambda: bool(ann.events("skip")))
         assert ann.events("skip")[0]["reason"] == "silent"
-        assert ann.boundary.take_stall_s() < 1.0
+        assert ann.meetings.take_stall_s() < 1.0
         asking.cancel()

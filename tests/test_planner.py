@@ -41,7 +41,8 @@ def showed(measure: float) -> Gauge:
 
 
 def meet(ours: Planner, bits_per_s: float, partner: str = "ben", waiting_s: float = 0.0) -> None:
-    ours.met(partner, showed(bits_per_s), 0.02, waiting_s)
+    ours.line.met(partner, showed(bits_per_s), 0.02)
+    ours.met(waiting_s)
 
 
 def test_before_a_first_meeting_a_line_is_what_lines_usually_are() -> None:
@@ -126,10 +127,11 @@ def test_meetings_that_hold_training_up_become_fewer() -> None:
     assert ours.plan.meetings == FEWEST
 
 
-def test_a_meeting_that_showed_nothing_of_the_line_changes_nothing_but_the_waiting() -> None:
+def test_a_meeting_that_showed_nothing_of_the_line_changes_nothing() -> None:
     ours = planner()
     before = ours.plan
-    ours.met("ben", Gauge(), 0.02, 0.01)
+    ours.line.met("ben", Gauge(), 0.02)
+    ours.met(0.01)
     assert ours.plan == before
     assert ours.line.to("ben") == START_BITS_PER_S
 
@@ -142,7 +144,22 @@ def test_meetings_that_are_much_to_compute_become_poorer() -> None:
     assert ours.plan.budget_bytes == before
     ours.computed("rank-int4", 1.0, 10_000)
     assert ours.plan.budget_bytes < before
-    assert "more to compute" in ours.plan.why or ours.plan.budget_bytes * ours.plan.meetings <= 10_000
+    assert ours.plan.budget_bytes * ours.plan.meetings == 10_000  # a second, a tenth of the round
+
+
+def test_what_is_bearable_under_one_codec_is_not_under_another() -> None:
+    """Whoever agrees to the poorer codec of a partner does not take over its budget."""
+    ours = planner()
+    low = ours.allocations["rank-int4"]
+    assert ours.most_bytes("int8") is None  # all or nothing
+    assert ours.most_bytes("rank-int4") == low.whole_bytes
+    ours.computed("rank-int4", 1.0, low.whole_bytes)
+    most = ours.most_bytes("rank-int4")
+    assert most is not None
+    assert low.least_bytes <= most < low.whole_bytes
+    ours.computed("rank-int4", 1e9, 1)
+    assert ours.most_bytes("rank-int4") == low.least_bytes
+    assert planner("rank4-int4").most_bytes("rank4-int4") is None  # the run says what a meeting is
 
 
 def test_a_codec_that_is_less_to_compute_is_tried_where_the_link_has_room_for_it() -> None:

@@ -35,7 +35,7 @@ def asked(wanted: float, rounds: int, ticks: int = 100) -> list[float]:
     for tick in range(rounds * ticks):
         walk.to(tick / ticks)
         if timetable.due(wanted, 0):
-            timetable.met(1)
+            timetable.met()
             found.append(tick / ticks)
     return found
 
@@ -86,17 +86,17 @@ def test_meetings_that_a_peer_was_asked_for_count_too() -> None:
     timetable = Timetable(walk)
     for _ in range(3):
         assert timetable.due(3, 0)
-        timetable.met(10)
+        timetable.met()
     assert not timetable.due(3, 0)
 
 
 def test_a_meeting_counts_in_the_round_that_it_fell_into() -> None:
     walk = Walk(fraction=0.9)
     timetable = Timetable(walk)
-    timetable.met(100)
+    timetable.met()
     walk.to(1.1)  # begun in round 0, over in round 1
-    timetable.met(30)
-    timetable.met(5)
+    timetable.met()
+    timetable.met()
     walk.to(1.6)
     assert not timetable.due(2, 0)
     walk.to(2.3)
@@ -107,17 +107,17 @@ def test_a_round_has_spent_its_share_until_later_rounds_have_paid_for_what_was_t
     walk = Walk(fraction=0.5)
     timetable = Timetable(walk)
     assert not timetable.spent(100)
-    timetable.met(99)
+    timetable.spend(99)
     assert not timetable.spent(100)
-    timetable.met(201)
+    timetable.spend(201)
     found = []
     for round in range(5):
         walk.to(round + 0.5)
         found.append(timetable.spent(100))
     assert found == [True, True, True, False, False]  # 300, 200, 100, 0 of 100 bytes
-    timetable.met(60)
+    timetable.spend(60)
     walk.to(9.0)
-    timetable.met(60)
+    timetable.spend(60)
     assert not timetable.spent(100)  # nobody saves up, nor pays twice
 
 
@@ -125,7 +125,7 @@ def test_after_a_rare_meeting_the_next_one_is_due_from_when_that_one_was_over() 
     walk = Walk()
     timetable = Timetable(walk)
     walk.to(3.5)
-    timetable.met(1)
+    timetable.met()
     for rounds, due in ((3.9, False), (5.4, False), (7.4, False), (7.5, True)):
         walk.to(rounds)
         assert timetable.due(0.25, 0) == due
@@ -135,7 +135,8 @@ def test_a_peer_that_goes_back_to_an_earlier_round_counts_anew() -> None:
     """As by catching up from a donor that is further, and then from a checkpoint of its own."""
     walk = Walk(round=7, fraction=0.6)
     timetable = Timetable(walk)
-    timetable.met(100)
+    timetable.met()
+    timetable.spend(100)
     assert timetable.spent(100)
     walk.to(2.6)
     assert not timetable.spent(100)

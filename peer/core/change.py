@@ -71,8 +71,9 @@ class Change:
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
-    # from pinned memory a GPU fetches it by itself
-    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
+    if device.type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)  # it fetches that by itself
+    return x.to(device)
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,11 @@ class Exchange:
             raise ProtocolError("malformed", f"{bytes} bytes are said to have arrived of {self.said_bytes}")
         self.arrived_bytes = bytes
 
+    @property
+    def _complete(self) -> bool:
+        """Whether all changes are there; asked before there is nothing to say: what is sent for one comes before it."""
+        return len(self._changes) == len(self._parts)
+
     def _check_proportion(self) -> None:
         decision = self._admit(self.norm)
         if not decision:
@@ -240,8 +245,8 @@ class Caller(Exchange):
                 index, payload = self._replies.next()
                 part = self._parts[index]
                 sent, change = codecs.answer(part, self._codec, partial(read, part.name), payload)
-                self._keep(index, change)
                 self._answers.put(sent)
+                self._keep(index, change)
             else:
                 part = self._parts[self._probed]
                 look, guess = partial(read, part.name), self._guesses[self._probed]
@@ -254,8 +259,9 @@ class Caller(Exchange):
         if self._cut is not None:
             said, self._cut = Message(cut=self._cut), None
             return said
+        complete = self._complete
         frame = super().say(most_bytes)
-        if frame is None and self.phase is Phase.PROBING and len(self._changes) == len(self._parts):
+        if frame is None and complete and self.phase is Phase.PROBING:
             self._check_proportion()
             self._step(Cue.SENT)
             return Message(commit=Commit())
@@ -309,17 +315,18 @@ class Callee(Exchange):
             index, payload = self._probes.next()
             part = self._parts[index]
             sent, found = codecs.reply(part, self._codec, partial(read, part.name), payload)
+            self._replies.put(sent)
             if part.leg_bytes[2]:
                 self._found[index] = found
             else:
                 self._keep(index, codecs.settle(part, self._codec, found, b""))
-            self._replies.put(sent)
             left -= part.rows * part.columns
 
     def say(self, most_bytes: int) -> Said | None:
         """Say Done last, once Commit is there and all is done."""
+        complete = self._complete
         frame = super().say(most_bytes)
-        if frame is None and self._commit and self.phase is Phase.SERVING and len(self._changes) == len(self._parts):
+        if frame is None and complete and self._commit and self.phase is Phase.SERVING:
             self._check_proportion()
             self._step(Cue.COMMIT)
             return Message(done=Done())

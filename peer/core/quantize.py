@@ -93,7 +93,7 @@ def decode(payload: Buffer, form: Format, shape: tuple[int, ...]) -> Tensor:
         _check_finite(numbers, "the partner sent numbers that are not finite")
         return numbers.view(shape)
     scales = torch.frombuffer(payload, dtype=torch.bfloat16, count=-(-count // BLOCK)).float()
-    _check_finite(scales, "the partner sent numbers that are not finite")
+    _check_finite(scales * 2 * _LEVELS[form], "the partner sent numbers that are not finite")
     out = torch.empty(count)
     for first in range(0, count, CHUNK):
         size = min(CHUNK, count - first)

@@ -14,6 +14,7 @@ from peer.boundary import Boundary
 from peer.core.gauge import Line
 from peer.core.gossip import Form, Outer
 from peer.core.members import Member
+from peer.endings import Endings
 from peer.events import EventLog
 from peer.lab.beside import Beside
 from peer.lab.experiment import Experiment
@@ -47,7 +48,6 @@ class Daemon:
         self.meetings = Meetings(
             self.name,
             run,
-            shapes,
             "same",
             self.network,
             Roster(self.network, member),
@@ -56,6 +56,7 @@ class Daemon:
             self.trainer,
             Planner(run.exchange, shapes, self.trainer, 0.5, line=Line(1e12)),
             Account(EventLog(folder / f"{self.name}.jsonl")),
+            Endings(),
         )
 
     async def serve(self, stream: Stream) -> None:
