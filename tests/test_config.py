@@ -164,7 +164,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("", {"inner": "lord"}, '\'inner\' is "lord"; give "adamw" or "lordo" .did you mean "lordo"'),
     ('max_upload = "20"', {}, "config.toml': max_upload: '20' is no rate; write bits a second with their unit"),
     ("max_upload = 20", {}, "config.toml': 'max_upload' is 20; give text in quotes"),
-    ('max_upload = "0Mbit"', {}, "max_upload: '0Mbit' lets next to nothing through; give 1kbit or more"),
+    ('max_upload = "0Mbit"', {}, "max_upload: '0Mbit' lets next to nothing through; give 32kbit or more"),
     ('max-upload = "20Mbit"', {}, r"unknown key 'max-upload'; did you mean 'max_upload'\?"),
     ("", {"max_download": "2.5 MB/s"}, "^max_download: '2.5 MB/s' is no rate"),
     ("", {"quota": "200"}, "^quota: '200' is no size; write bytes with their unit, such as 200GB"),

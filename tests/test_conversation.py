@@ -23,7 +23,7 @@ from peer.net.base import Stream
 from peer.net.memory import Hub, MemoryNetwork
 from peer.still import Still
 from peer.view import View
-from peer.wire.peer_pb2 import Commit, Message
+from peer.wire.peer_pb2 import Commit, Message, Progress
 
 SMALL: dict[str, tuple[int, ...]] = {"w": (160, 128), "bias": (33,)}
 """Under codec none 82 kB a leg: six of the smallest frames."""
@@ -118,6 +118,20 @@ class Stuck(Wire):
                 await asyncio.Event().wait()
             self._left -= 1
         return said
+
+
+class Babbling(Wire):
+    """A link on which a frame becomes the same news again and again."""
+
+    def __init__(self, stream: Stream, pause_s: float) -> None:
+        super().__init__(stream)
+        self._pause_s = pause_s
+
+    async def send(self, said: Said, timeout_s: float) -> None:
+        while isinstance(said, Frame):
+            await self._stream.send(Message(progress=Progress(bytes=0)), timeout_s)
+            await asyncio.sleep(self._pause_s)
+        await super().send(said, timeout_s)
 
 
 def _is(said: Said, body: str) -> bool:
@@ -253,6 +267,18 @@ async def test_a_transfer_that_stands_still_is_cut(after: int) -> None:
         assert callee.ending == (Phase.ABORTED, "silent")
         assert caller.ending == (Phase.ABORTED, "silent")
         assert time.monotonic() - caller.began_s >= silence_s
+
+
+async def test_words_that_say_nothing_new_are_silence() -> None:
+    silence_s = 0.5
+    async with pair(caller_wire=lambda stream: Babbling(stream, silence_s / 5), silence_s=silence_s) as (
+        _caller,
+        callee,
+        _,
+    ):
+        await ended(callee)
+        assert callee.ending == (Phase.ABORTED, "silent")
+        assert len(callee.wire.heard) > 4
 
 
 async def test_a_done_that_never_comes_leaves_the_caller_in_doubt_and_the_callee_applied() -> None:

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from peer import gpu
-from peer.gpu import BUSY_PERCENT, NOT_SUPPORTED, WINDOW_S, Gpu, Nvml
+from peer.gpu import BUSY_PERCENT, NOT_SUPPORTED, WINDOW_S, Gpu, Nvml, is_peer
 
 NOW_S = 1_800_000_000.0
 UUID = "8e9c7f2a-0000-1111-2222-333344445555"
@@ -79,6 +80,24 @@ def test_what_we_and_our_children_do_does_not_count() -> None:
 
 def test_another_program_that_computes_counts_beside_us() -> None:
     assert look(Driver([Sample(OURS, 50), Sample(GAME, 50)])) == GAME
+
+
+def test_another_peer_on_the_same_gpu_does_not_count() -> None:
+    both = Driver([Sample(GAME, 50)])
+    assert Gpu(both, UUID, OURS, PARENTS.get, is_peer={GAME}.__contains__).other(NOW_S) is None
+    assert Gpu(both, UUID, OURS, PARENTS.get, is_peer={OURS}.__contains__).other(NOW_S) == GAME
+
+
+@pytest.mark.parametrize(("words", "peer"), [(["peer", "-c"], True), (["python", "-c"], False)])
+def test_a_peer_is_known_by_its_command_line(words: list[str], peer: bool) -> None:
+    with subprocess.Popen([*words, "import time; time.sleep(30)"], executable=sys.executable) as process:
+        try:
+            while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                pass  # the kernel is about to say
+            assert is_peer(process.pid) == peer
+        finally:
+            process.kill()
+    assert not is_peer(process.pid)
 
 
 def test_a_desktop_at_rest_does_not_count() -> None:

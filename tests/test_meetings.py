@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,10 +17,12 @@ import torch
 from peer import tail
 from peer.account import Account
 from peer.boundary import Boundary
+from peer.core.exchange import Caller
 from peer.core.frame import Frame, Said
 from peer.core.gossip import start
 from peer.core.members import Member
 from peer.core.state import State
+from peer.core.terms import Terms
 from peer.endings import Endings
 from peer.errors import Unreachable
 from peer.events import EventLog
@@ -31,6 +34,7 @@ from peer.planner import Planner
 from peer.proposals import PROTOCOL
 from peer.roster import Roster
 from peer.still import Still
+from peer.talk import Talk
 from peer.view import View
 from peer.wire.peer_pb2 import Inquiry, Message, Offer, Outcome
 
@@ -322,6 +326,42 @@ async def test_an_inquiry_ends_a_meeting_that_is_still_going_on_untouched(tmp_pa
         refused = await again.receive(5)
         assert isinstance(refused, Message)
         assert refused.answer.reason == "replayed"
+
+
+async def test_a_peer_that_leaves_accepts_no_correction_that_it_would_not_add(tmp_path: Path) -> None:
+    """The caller is still computing what to say first when the callee's training ends."""
+    async with pair(tmp_path, calls="") as (ann, ben):
+        gate, begin = threading.Event(), ann.meetings._caller
+
+        def late(talk: Talk, terms: Terms) -> Caller:
+            gate.wait(DEADLINE_S)
+            return begin(talk, terms)
+
+        ann.meetings._caller = late  # type: ignore[method-assign]
+        before = total(ann, ben)
+        (member,) = [each for each in ann.roster.members if each.peer_id == "ben"]
+        asking = asyncio.create_task(ann.meetings.ask(member))
+        await until(lambda: bool(ben.meetings._talks))
+        await ben.meetings.close(0.1)
+        ben.boundary.close(ben.state)
+        gate.set()
+        await asking
+        await until(lambda: not ben.meetings._talks)
+        assert (ann.account.counts.meetings, ben.account.counts.meetings) == (0, 0)
+        assert torch.equal(total(ann, ben), before)
+        assert ben.events("skip")[0]["reason"] == "stopping"
+
+
+async def test_what_a_meeting_carried_counts_however_it_ended(tmp_path: Path) -> None:
+    async with pair(tmp_path, calls="") as (ann, ben):
+        ben.tamper = cut_once("frame")
+        (member,) = [each for each in ann.roster.members if each.peer_id == "ben"]
+        await ann.meetings.ask(member)
+        assert ann.account.counts.meetings == 0
+        sent = ann.account.counts.bytes_sent + ann.account.counts.bytes_received
+        assert sent > 100
+        assert ann.meetings._timetable.spent(sent)
+        assert not ann.meetings._timetable.spent(sent + 1)
 
 
 async def test_a_partner_that_falls_silent_is_given_up_and_training_never_waited(

@@ -108,6 +108,15 @@ def test_numbers_that_are_not_finite_are_never_decoded(form: Format) -> None:
         decode(raw[:-1], form, (8,))
 
 
+@pytest.mark.parametrize("form", [Format.INT8, Format.INT4])
+@pytest.mark.parametrize("sign", [0x00, 0x80])
+def test_a_scale_with_which_numbers_would_overflow_is_never_decoded(form: Format, sign: int) -> None:
+    raw = bytearray(encode(torch.ones(64), form))
+    raw[0:2] = bytes((0x7F, 0x7F | sign))  # 3.4e38
+    with pytest.raises(ProtocolError, match="the partner sent numbers that are not finite"):
+        decode(raw, form, (64,))
+
+
 def test_an_unknown_codec_is_refused_with_the_valid_forms() -> None:
     for spec in ("ranks", "rank0-int8", "int5", "rank4-int16", "bf16", "RANK4", "rank99999", ""):
         with pytest.raises(ConfigError, match="rankR"):

@@ -257,6 +257,21 @@ def test_a_commit_before_all_frames_is_truncation() -> None:
     assert pair.callee.phase is Phase.ABORTED
 
 
+def test_commit_never_overtakes_what_it_is_about() -> None:
+    """Whoever speaks may look while the products are being put where they are sent from."""
+    pair = Pair("rank4-int8")
+    put = pair.caller._answers.put
+
+    def look_and_put(part: bytes) -> None:
+        while (said := pair.caller.say(3000)) is not None:
+            pair.callee.receive(said)
+        put(part)
+
+    pair.caller._answers.put = look_and_put  # type: ignore[method-assign, assignment]
+    pair.run()
+    assert (pair.caller.phase, pair.callee.phase) == (Phase.APPLIED, Phase.APPLIED)
+
+
 def test_a_late_frame_after_the_end_is_refused_and_changes_nothing() -> None:
     pair = Pair()
     frames: list[Frame] = []

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from peer import checkpoint
 from peer.catchup import Newcomer
+from peer.core.frame import Said
 from peer.core.members import Member
+from peer.donor import PROTOCOL as STATE_PROTOCOL
 from peer.errors import PeerError
 from peer.events import EventLog
 from peer.home import Home
 from peer.net.base import Stream
 from peer.net.memory import MemoryNetwork
-from peer.wire.peer_pb2 import Message, Offer
+from peer.wire.peer_pb2 import Message, Offer, StateRequest
 from tests.swarm.memory_swarm import Swarm, tiny_run
 
 
@@ -261,7 +266,7 @@ async def test_a_peer_that_is_paused_saves_leaves_and_comes_back_by_catching_up(
         if member.peer_id == "ann" and member.addresses
     ]
     ahead = pause["round"] + 2 * run.exchange.max_lag
-    await swarm.until(lambda: swarm.events("ben", "round")[-1]["round"] > ahead)
+    await swarm.until(lambda: swarm.daemons["ben"]._roster._member.round > ahead)  # which everybody can see
     assert swarm.events("ann")[-1]["event"] == "pause"  # it neither trained nor met anybody
     Home(tmp_path / "ann").resume()
     await swarm.until(lambda: bool(swarm.events("ann", "resume")))
@@ -271,6 +276,71 @@ async def test_a_peer_that_is_paused_saves_leaves_and_comes_back_by_catching_up(
     await swarm.until(lambda: swarm.events("ann", "round")[-1]["round"] > resume["round"])
     ends = await swarm.stop()
     assert {stop.reason for stop in ends.values()} == {"signal"}
+
+
+async def test_a_peer_of_a_run_without_meetings_trains_alone_to_the_end(tmp_path: Path) -> None:
+    run = tiny_run(rounds=100_000)
+    swarm = Swarm(tmp_path, replace(run, exchange=replace(run.exchange, meetings=0)))
+    for name in ("ann", "ben"):
+        swarm.join(name)
+    await swarm.until(lambda: all(len(swarm.events(name, "round")) > 20 for name in ("ann", "ben")))
+    ends = await swarm.stop()
+    assert {stop.reason for stop in ends.values()} == {"signal"}
+    assert not swarm.events("ann", "meeting")
+
+
+async def test_who_leaves_while_a_checkpoint_is_written_saves_once_that_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, saving, overlaps = checkpoint.save, threading.Semaphore(), []
+
+    def slow(*words: Any) -> Any:
+        overlaps.append(not saving.acquire(blocking=False))
+        time.sleep(0.3)
+        try:
+            return save(*words)
+        finally:
+            saving.release()
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    swarm = Swarm(tmp_path, tiny_run(rounds=100_000))
+    swarm.join("ann")
+    await swarm.until(lambda: bool(overlaps))
+    (stop,) = (await swarm.stop()).values()
+    assert len(overlaps) >= 2
+    assert not any(overlaps)
+    saved = checkpoint.load(tmp_path / "ann", swarm.run.run_id)
+    assert saved is not None
+    assert saved.state.round == stop.round
+
+
+async def test_a_peer_that_leaves_breaks_off_what_a_newcomer_reads(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run(rounds=100_000))
+    swarm.join("ann")
+    await swarm.until(lambda: bool(swarm.events("ann", "round")))
+    donor, heard = swarm.stay("ann").donor, []
+
+    class Leaving:
+        """A newcomer's stream; the donor's peer leaves after the third piece."""
+
+        sent_bytes = received_bytes = 0
+
+        async def send(self, said: Said, timeout_s: float) -> None:
+            assert isinstance(said, Message)
+            heard.append(said.WhichOneof("body"))
+            if heard.count("state_chunk") == 3:
+                donor.close()
+
+        async def receive(self, timeout_s: float) -> Said | None:
+            raise NotImplementedError
+
+        async def close(self) -> None:
+            pass
+
+    request = StateRequest(protocol=STATE_PROTOCOL, run_id=swarm.run.run_id, peer_id="eve", round=0)
+    await donor.serve(Leaving(), request)
+    assert heard == ["state_header", *["state_chunk"] * 3, "abort"]
+    await swarm.stop()
 
 
 async def test_a_short_pause_goes_on_where_it_stopped(tmp_path: Path) -> None:
