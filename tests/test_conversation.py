@@ -271,7 +271,7 @@ async def test_a_transfer_that_stands_still_is_cut(after: int) -> None:
 
 async def test_words_that_say_nothing_new_are_silence() -> None:
     silence_s = 0.5
-    async with pair(caller_wire=lambda stream: Babbling(stream, silence_s / 5), silence_s=silence_s) as (
+    async with pair(caller_wire=lambda stream: Babbling(stream, silence_s / 5), callee_silence_s=silence_s) as (
         _caller,
         callee,
         _,

@@ -259,7 +259,10 @@ def test_a_commit_before_all_frames_is_truncation() -> None:
 
 def test_commit_never_overtakes_what_it_is_about() -> None:
     """Whoever speaks may look while the products are being put where they are sent from."""
-    pair = Pair("rank4-int8")
+    pair, codec, shapes = Pair(), parse("rank4-int8"), {"w": SHAPES["w"]}
+    cut = parts(shapes, codec)
+    pair.caller = Caller(codec, [1], cut, guesses(cut, start_priors(shapes), 0), anything)
+    pair.callee = Callee(codec, lambda ranks: cut, anything)
     put = pair.caller._answers.put
 
     def look_and_put(part: bytes) -> None:
