@@ -112,7 +112,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Meeting:
-    """A meeting was done: the correction stands in weights and anchor.
+    """A meeting was done: the correction is agreed, and added to weights and anchor at the next step boundary.
 
     partner: peer id
     role: of this peer: "caller" or "callee"

@@ -115,7 +115,3 @@ def test_a_norm_that_is_no_number_is_told_as_it_is() -> None:
     ours = state()
     ours.weights["bias"][3] = torch.nan
     assert math.isnan(view(ours).norm())
-
-
-def test_without_a_gpu_there_is_nothing_to_wait_for() -> None:
-    view(state()).await_products()

@@ -1,7 +1,7 @@
 """GASLoC as the daemon does it: each peer trains at its own pace, meetings go on beside, nobody waits.
 
 What is simplified: an exchange reads the weights of both sides once, when the meeting begins, as each one's last step
-left them (the daemon reads them at the step boundaries at which each leg is due); its correction is added at each
+left them (the daemon reads them as they are when a leg is due); its correction is added at each
 side's first step boundary after the time that the links take for its bytes. A peer knows at once who is free, so no
 offer is ever declined. Lines are shared evenly by nobody: two meetings at once each have all of one.
 """
