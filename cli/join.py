@@ -86,8 +86,7 @@ from .printer import Printer
     group="As a guest",
     type=float,
     metavar="PART",
-    help="Meetings may use this part of what the link was measured to carry, above 0 up to 1.  [default: "
-    f"{Config.share}]",
+    help=f"Meetings may use this part of what the link was measured to carry, 0.01 to 1.  [default: {Config.share}]",
 )
 @option(
     "--quota",

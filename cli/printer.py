@@ -51,6 +51,8 @@ def line(record: Record) -> str | None:
             )
         case "round":
             return _round(record)
+        case "skip" if record["reason"] == "catch-up":
+            return f"could not catch up{_with(record['partner'], ' from ')}: {record['detail']}"
         case "skip" if record["outcome"] == "failed":
             return f"meeting{_with(record['partner'])} failed: {record['detail']}"
         case "catch-up":

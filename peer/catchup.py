@@ -48,8 +48,10 @@ class Newcomer:
         self._events, self._say = events, say
         self._told_s = 0.0
 
-    async def fetch(self, members: Sequence[Member], round: int, origin: str | None) -> State | None:
-        """Return the State of the most advanced peer that is further than `round` and gives it; None if there is none.
+    async def fetch(self, members: Sequence[Member], round: int, origin: str | None) -> tuple[State, str] | None:
+        """Return the State of the most advanced peer that is further than `round` and gives it, and that peer's id.
+
+        None if there is none.
 
         origin: this peer's; a State with another one is refused. A peer that has none yet (None) takes the donor's.
         """
@@ -57,7 +59,7 @@ class Newcomer:
         for donor in donors(members, self._me, -1 if origin is None else round)[:DONORS]:
             state = await self._fetch_from(donor, Download(self._run, self._shapes, origin, round, self._me))
             if state is not None:
-                return state
+                return state, donor.peer_id
         return None
 
     async def _fetch_from(self, donor: Member, download: Download) -> State | None:
@@ -67,7 +69,7 @@ class Newcomer:
                 state = await download.run(self._network, donor, self._tell)
             except Unreachable as error:
                 self._give_up(donor, str(error))
-                await asyncio.sleep(0.5 * attempt)
+                await asyncio.sleep(0.5 * (attempt + 1))
             except ProtocolError as error:
                 if error.reason != "level":
                     self._give_up(donor, str(error))
@@ -85,7 +87,6 @@ class Newcomer:
 
     def _give_up(self, donor: Member, why: str) -> None:
         self._events.write(Skip(donor.peer_id, "failed", "catch-up", why))
-        self._say(f"could not catch up from {donor.peer_id[:8]}: {why}")
 
 
 Progress = Callable[[Member, int, int], None]

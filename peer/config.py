@@ -16,6 +16,7 @@ from peer.net.addresses import MAX_PORT, parse_announce, parse_bootstrap
 
 HOME = Path("~/.peerloom")
 MODEL = "gpt-125m"
+LEAST_SHARE = 0.01
 
 BOOTSTRAP_HOME = HOME / "bootstrap"
 BOOTSTRAP_PORT = 7700
@@ -43,7 +44,7 @@ class Config:
     max_upload, max_download: bits a second of all streams together; None: no limit.
     quota: bytes a month, sent and received together; None: no limit.
     hours: when the peer may take part, by the local clock; None: always.
-    share: the part of the link's measured bandwidth that meetings may use, above 0 up to 1.
+    share: the part of the link's measured bandwidth that meetings may use, from `LEAST_SHARE` up to 1.
     json: print events as JSON.
     """
 
@@ -75,8 +76,8 @@ class Config:
             raise ConfigError(f"port is {self.port}; give 0 (any free one) to {MAX_PORT}")
         if not _DEVICE.fullmatch(self.device):
             raise ConfigError(f"device is '{self.device}'; give auto, cpu, cuda, cuda:0 (or another number) or mps")
-        if not 0.0 < self.share <= 1.0:
-            raise ConfigError(f"share is {self.share:g}; give a part above 0, up to 1 for all of the link")
+        if not LEAST_SHARE <= self.share <= 1.0:
+            raise ConfigError(f"share is {self.share:g}; give a part from {LEAST_SHARE}, up to 1 for all of the link")
         if self.announce is not None:
             parse_announce(self.announce)
         # Frozen, but two spellings of one address are one address.

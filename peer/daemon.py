@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable
 from contextlib import suppress
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from peer import __version__, checkpoint, gpu
 from peer.account import Account
@@ -23,7 +23,7 @@ from peer.catchup import Newcomer
 from peer.config import Config
 from peer.core.decision import ALLOWED
 from peer.core.frame import Frame
-from peer.core.members import Member, behind, level
+from peer.core.members import Member, behind, rejoining
 from peer.data.stream import choose_shard
 from peer.endings import Endings, told
 from peer.errors import PeerError, Unreachable
@@ -39,6 +39,7 @@ from peer.quota import Quota
 from peer.roster import Roster
 from peer.stay import Say as Say
 from peer.stay import Stay
+from peer.trainer import COASTED
 from peer.wire.peer_pb2 import Abort, Message
 
 FIRST_MESSAGE_S = 15.0
@@ -72,6 +73,7 @@ class Daemon:
         self._account = Account(events)
         self._endings = Endings()
         self._stay: Stay | None = None
+        self._fetching: asyncio.Future[Any] | None = None
         self._stopping = asyncio.Event()
         self._last_round = run.rounds
 
@@ -168,6 +170,8 @@ class Daemon:
                 self._why_not = self._guest.why_not(now)
                 if not self._why_not and self._stay is not None:
                     self._stay.leave()
+                if not self._why_not and self._fetching is not None:
+                    self._fetching.cancel()
         finally:
             self._quota.flush()
 
@@ -248,14 +252,28 @@ class Daemon:
         return how
 
     async def _catch_up(self, loaded: Loaded, members: list[Member], origin: str | None) -> bool:
+        """Go on from another peer's State; False if nobody gave one, or we are asked to stop. A pause breaks it off."""
         newcomer = Newcomer(self._network, self._run, loaded.shapes, self._peer_id, self._events, self._say)
-        state = await newcomer.fetch(members, loaded.trainer.round, origin)
-        if state is None:
+        trainer = loaded.trainer
+        while True:
+            fetching = self._fetching = asyncio.ensure_future(newcomer.fetch(members, trainer.round, origin))
+            try:
+                await asyncio.wait({fetching})
+            finally:
+                self._fetching = None
+                fetching.cancel()
+            if not fetching.cancelled():
+                break
+            if not await self._may_go_on(trainer.round):
+                return False
+            members = await self._roster.refresh()
+        found = fetching.result()
+        if found is None:
             return False
+        state, donor = found
         newest = await self._roster.refresh()
-        far = behind(newest, state.round, self._run.exchange.max_lag)
-        round = level(newest, state.round) if far else 0
-        await aside("catching up", lambda: loaded.trainer.catch_up(state, round))
+        round = rejoining(newest, donor, state.round, trainer.round, COASTED)
+        await aside("catching up", lambda: trainer.catch_up(state, round))
         return True
 
     # ------------------------------------------------------------------ words

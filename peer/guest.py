@@ -19,6 +19,7 @@ from peer.core.decision import ALLOWED, Decision
 from peer.core.hours import DAY_MINUTES, clock
 from peer.home import Home
 from peer.quota import Quota
+from peer.units import written_size
 
 BUSY_CHECKS = 3
 IDLE_S = 30.0
@@ -67,7 +68,7 @@ class Guest:
         return Decision(
             False,
             "quota",
-            f"the month's {limit_bytes / 1e9:g} GB are used up; it goes on on {next_month}, "
+            f"the month's {written_size(limit_bytes)} are used up; it goes on on {next_month}, "
             "or when started with a larger --quota",
         )
 

@@ -43,17 +43,19 @@ class Planner:
     @property
     def plan(self) -> Plan:
         """What this peer does now."""
-        rate = self.line.bits_per_s
-        if self._most_bits_per_s is not None:
-            rate = min(rate, self._most_bits_per_s / self._share)  # a limit is no link to leave half of
+        rate, share, most = self.line.bits_per_s, self._share, self._most_bits_per_s
+        limited = most is not None and most < share * rate
+        if most is not None and limited:
+            rate, share = most, 1.0  # a limit is no link to leave half of
         means = Means(
             bits_per_s=rate,
             waiting_s=self._waiting_s,
             round_s=self._round_s,
-            share=self._share,
+            share=share,
             stall_s=self._stall_s,
             most=self._exchange.meetings,
             budget_bytes=self._budget_bytes,
+            limited=limited,
         )
         return plan(means, self._exchange.codec, self._costs)
 

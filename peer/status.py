@@ -170,5 +170,8 @@ def status(home: Home, now_s: float | None = None) -> Status:
         ):  # which has no more digits
             paused = None
         found = Status(checkpoint_round=found.checkpoint_round, checkpoint_time=found.checkpoint_time, paused=paused)
+    if found.paused is None and (asked_s := home.paused_s) is not None:
+        asked = datetime.fromtimestamp(asked_s).astimezone().isoformat(timespec="seconds")
+        found = replace(found, paused=Paused("paused", "peer pause was asked for; it is about to leave", asked))
     uptime_s = max(0.0, (time.time() if now_s is None else now_s) - holder.started)
     return replace(found, running=True, pid=holder.pid, uptime_s=uptime_s, run_id=holder.run_id, peer_id=holder.peer_id)

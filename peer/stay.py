@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -22,7 +21,7 @@ from peer.account import Account
 from peer.aside import aside
 from peer.boundary import Boundary
 from peer.catchup import Newcomer
-from peer.core.members import behind, level
+from peer.core.members import behind, rejoining
 from peer.core.state import State
 from peer.data.stream import choose_shard
 from peer.donor import Donor
@@ -35,7 +34,7 @@ from peer.meetings import Meetings
 from peer.net.base import Network
 from peer.planner import Planner
 from peer.roster import Roster
-from peer.trainer import Tally, Trainer
+from peer.trainer import COASTED, Tally
 from peer.view import View
 
 MEETING_GRACE_S = 1.5
@@ -43,6 +42,10 @@ STEP_GRACE_S = 1.0
 FAREWELL_S = 4.0
 LANDING_TICK_S = 0.01
 BOUNDARY_S = 600.0
+TEND_S = 1.0
+LONGEST_REST_S = 60.0
+"""After donors that gave nothing others are asked a second later, then two, and so on up to this."""
+
 CHECKPOINT_SHARE = 0.05
 """Saving takes at most this share of the time, so large models on slow disks are not saved every round."""
 
@@ -170,9 +173,9 @@ class Stay:
 
     async def _keep_up(self) -> None:
         """Leave a shard that another peer holds too, catch up when too far behind."""
-        trainer = self._trainer
+        trainer, rest_s, next_s = self._trainer, TEND_S, 0.0
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(TEND_S)
             self.donor.drop_unused()
             members = self._roster.members
             mine, taken = trainer.state.cursor.shard, {member.shard for member in members}
@@ -180,14 +183,24 @@ class Stay:
                 shard = choose_shard(self._peer_id, self._run.data.shards, taken)
                 if shard not in taken:
                     trainer.claim(shard)
-            if behind(members, trainer.round, self._run.exchange.max_lag):
-                state = await self._newcomer.fetch(members, trainer.round, trainer.state.origin)
-                if state is not None:
-                    self.meetings.abandon()  # what they find is about weights that are soon gone
-                    newest = await self._roster.refresh()
-                    far = behind(newest, state.round, self._run.exchange.max_lag)
-                    round = level(newest, state.round) if far else 0
-                    await self._boundary.visit(partial(_adopt, trainer, state, round), BOUNDARY_S)
+            if time.monotonic() >= next_s and behind(members, trainer.round, self._run.exchange.max_lag):
+                found = await self._newcomer.fetch(members, trainer.round, trainer.state.origin)
+                rest_s = TEND_S if found is not None else min(2 * rest_s, LONGEST_REST_S)
+                next_s = time.monotonic() + rest_s
+                if found is not None:
+                    await self._adopt(*found)
+
+    async def _adopt(self, state: State, donor: str) -> None:
+        """Go on from a donor's State, if training beside the download has not come as far meanwhile."""
+        trainer, newest = self._trainer, await self._roster.refresh()
+        if not behind(newest, trainer.round, self._run.exchange.max_lag):
+            return
+        self.meetings.abandon()  # what they find is about weights that are soon gone
+
+        def adopt(_: State) -> None:
+            trainer.catch_up(state, rejoining(newest, donor, state.round, trainer.round, COASTED))
+
+        await self._boundary.visit(adopt, BOUNDARY_S)
 
     # ------------------------------------------------------------------ leaving
 
@@ -225,7 +238,3 @@ class Stay:
         await asyncio.gather(asyncio.to_thread(self._finish), withdraw())
         if self._trainer.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _adopt(trainer: Trainer, found: State, round: int, _: State) -> None:
-    trainer.catch_up(found, round)

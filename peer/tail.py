@@ -60,7 +60,7 @@ class Tail:
         for path in generations(self._path):
             try:
                 file = path.open("rb")
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 continue
             inode = os.fstat(file.fileno()).st_ino
             if inode in found or inode == current:

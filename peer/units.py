@@ -41,3 +41,11 @@ def parse_size(text: str) -> int:
     if size_bytes < 1:
         raise ConfigError(f"'{text}' is nothing at all; give a size above 0, or leave it out for no limit")
     return size_bytes
+
+
+def written_size(size_bytes: int) -> str:
+    """Return a size as people write it, to six digits: "200 GB", "3 MB"."""
+    prefix, power = next(
+        ((prefix, power) for prefix, power in reversed(_POWERS.items()) if size_bytes >= power), ("", 1)
+    )
+    return f"{size_bytes / power:g} {prefix if prefix in ('', 'k') else prefix.upper()}B"

@@ -131,7 +131,7 @@ WRONG: list[tuple[Sequence[str], int, str]] = [
     ),
     (["join", "--quota", "200G"], 1, "quota: '200G' is no size; write bytes with their unit, such as 200GB"),
     (["join", "--hours", "22-7"], 1, "hours: '22-7' is not hours of the day; write them such as 22:00-07:00"),
-    (["join", "--share", "0"], 1, "share is 0; give a part above 0, up to 1"),
+    (["join", "--share", "0"], 1, "share is 0; give a part from 0.01, up to 1"),
     (["join", "--bootstrap", "1.2.3.4:7700"], 1, "'1.2.3.4:7700' is malformed: it should look like /ip4/"),
     (["bootstrap", "--announce", "0.0.0.0"], 1, "'0.0.0.0'"),
     (["bootstrap", "--bootstrap", f"/ip4/1.2.3/tcp/7700/p2p/{KEY}"], 1, "'/ip4/1.2.3/.*' is malformed"),

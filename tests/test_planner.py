@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from peer.core.gauge import START_BITS_PER_S, Gauge
+from peer.core.gauge import MEETINGS, START_BITS_PER_S, Gauge
 from peer.core.plan import FEWEST, MEETING_SHARE
 from peer.core.terms import EFFORT
 from peer.manifest import Exchange
@@ -102,6 +102,16 @@ def test_with_a_partner_whose_line_is_slower_one_wishes_for_less() -> None:
     planned = ours.plan
     assert ours.wish(planned, "fast") == ours.wish(planned, "new") == ("rank-int4", planned.budget_bytes)
     assert ours.wish(planned, "slow") == ("rank-int4", 2 * MEETING_SHARE * 10.0 * 0.05 * MBIT_PER_S / 8)
+
+
+def test_a_limit_is_told_as_what_it_is() -> None:
+    ours = planner(share=0.25, most_bits_per_s=0.8 * MBIT_PER_S)
+    meet(ours, 100 * MBIT_PER_S)
+    assert ours.plan.why.startswith("the 0.8 Mbit/s that are allowed for a round of 10 s is 1 MB each way: ")
+    meet(ours, MBIT_PER_S)
+    for _ in range(MEETINGS):
+        meet(ours, MBIT_PER_S)
+    assert ours.plan.why.startswith("25% of 1 Mbit/s for a round of 10 s is 0.312 MB each way: ")
 
 
 def test_meetings_that_wait_much_become_fewer_and_more_again() -> None:

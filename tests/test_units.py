@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from peer.errors import ConfigError
-from peer.units import parse_rate, parse_size
+from peer.units import parse_rate, parse_size, written_size
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,12 @@ def test_what_may_not_be_bytes_is_refused_with_how_to_write_it(text: str) -> Non
 def test_a_size_of_nothing_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"^'{text}' is nothing at all; give a size above 0"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (3_000_000, "3 MB"), (200 * 10**9, "200 GB"), (1_500_000_000_000, "1.5 TB")],
+)
+def test_a_size_is_written_as_people_do(size_bytes: int, text: str) -> None:
+    assert written_size(size_bytes) == text
+    assert not size_bytes or parse_size(text) == size_bytes

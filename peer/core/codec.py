@@ -35,7 +35,7 @@ from peer.core.quantize import Format, decode, encode, encoded_bytes
 from peer.errors import ConfigError
 
 _SPEC = re.compile(r"(?:(?P<low>rank)(?P<rank>[1-9][0-9]{0,3})?(?:-int(?P<thin>[48]))?|none|int(?P<whole>[48]))")
-SPECS = "none, int8, int4, or rankR, alone or with -int8 or -int4, such as rank4-int4"
+SPECS = "none, int8, int4, rank-int8, rank-int4, or rankR, alone or with -int8 or -int4, such as rank4-int4"
 
 SLICE = 2**18
 """Numbers in a part that travels whole, at most, but for a longer row: what fits a cache, and a frame."""

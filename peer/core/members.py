@@ -57,6 +57,16 @@ def level(members: Sequence[Member], round: int) -> int:
     return rounds[(len(rounds) - 1) // 2] if rounds else round
 
 
+def rejoining(members: Sequence[Member], donor: str, found: int, mine: int, most: int) -> int:
+    """Return the round at which a peer goes on that has caught up from a donor, whose State was of round `found`.
+
+    As far as the donor is by now, or the others, and never back behind its own (`mine`): while a large State comes
+    over a slow line all of them go on. The donor's word is good for `most` rounds.
+    """
+    now = next((member.round for member in members if member.peer_id == donor), found)
+    return max(mine, level(members, found), min(now, found + most))
+
+
 def donors(members: Iterable[Member], me: str, round: int) -> list[Member]:
     """Return the peers that are ahead of this round and can be called, most advanced first.
 

@@ -55,7 +55,8 @@ class Means:
 
     bits_per_s: what this peer sends at most. waiting_s: what a meeting takes beside its bytes. round_s: how long a
     round takes. share: of the link, for meetings. stall_s: what training loses to a meeting. most: meetings a round
-    that the run wants. budget_bytes: of a meeting under a fixed codec; None: up to the link.
+    that the run wants. budget_bytes: of a meeting under a fixed codec; None: up to the link. limited: bits_per_s is
+    what the user allows.
     """
 
     bits_per_s: float
@@ -65,6 +66,7 @@ class Means:
     stall_s: float
     most: int
     budget_bytes: int | None = None
+    limited: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,11 @@ def plan(means: Means, codec: str, costs: Mapping[str, Cost]) -> Plan:
     if meetings < (rarest := min(RAREST, means.most)):
         meetings, limit = rarest, "a peer meets somebody that often, whatever its link"
     rich = "all of the model" if budget >= costs[spec].whole_bytes else f"{budget / 1e6:.3g} MB of the model"
+    rate = f"{means.bits_per_s / 1e6:.3g} Mbit/s"
+    share = f"the {rate} that are allowed" if means.limited else f"{means.share:.0%} of {rate}"
     why = (
-        f"{means.share:.0%} of {means.bits_per_s / 1e6:.3g} Mbit/s for a round of {means.round_s:.3g} s is "
-        f"{allowed / 2e6:.3g} MB each way: {meetings:.3g} meetings with {rich}, as {limit}"
+        f"{share} for a round of {means.round_s:.3g} s is {allowed / 2e6:.3g} MB each way: "
+        f"{meetings:.3g} meeting{'' if meetings == 1 else 's'} with {rich}, as {limit}"
     )
     return Plan(meetings, spec, budget, allowed, why)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.core.members import LONGEST_LIFE_S, Member, behind, donors, live
+from peer.core.members import LONGEST_LIFE_S, Member, behind, donors, live, rejoining
 
 NOW_S = 1_000_000.0
 ANNA = Member("run", "anna", ("10.0.0.1:4000",), 5, 0, NOW_S + 60)
@@ -111,3 +111,22 @@ def test_newcomers_spread_over_donors_that_are_equally_advanced() -> None:
     asked = {donors(members, f"newcomer{k}", 0)[0].peer_id for k in range(100)}
     assert len(asked) >= 6
     assert donors(members, "newcomer", 0) == donors(members[::-1], "newcomer", 0)
+
+
+@pytest.mark.parametrize(
+    ("others", "found", "mine", "on"),
+    [
+        ((61, 53), 53, 56, 61),  # the donor, peer0, has gone on meanwhile
+        ((61, 53), 53, 63, 63),  # this peer too, and further
+        ((50, 60, 62), 50, 0, 60),  # the donor is slower than the others
+        ((), 7, 3, 7),  # all are gone
+        ((10**9,), 20, 3, 84),  # what a donor says of itself is good for some rounds
+    ],
+)
+def test_who_has_caught_up_goes_on_where_the_donor_and_the_others_are_by_now(
+    others: tuple[int, ...], found: int, mine: int, on: int
+) -> None:
+    members = at_rounds(*others)
+    if len(members) == 1:  # the others' median is the donor's word alone
+        members.append(replace(members[0], peer_id="peer1", round=found))
+    assert rejoining(members, "peer0", found, mine, 64) == on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from peer import checkpoint
+from peer import checkpoint, tail
 from peer.catchup import Newcomer
 from peer.core.frame import Said
 from peer.core.members import Member
@@ -117,9 +118,11 @@ async def test_what_a_newcomer_adopts_is_what_the_donor_sent(tmp_path: Path) -> 
     log, told = EventLog(tmp_path / "ben.jsonl"), list[str]()
     newcomer = Newcomer(network, swarm.run, shapes, "ben", log, told.append)
     member = Member(swarm.run.run_id, "ann", ("ann:1",), 2, 0, 0.0)
-    state = await newcomer.fetch([member], 0, None)
+    found = await newcomer.fetch([member], 0, None)
     snapshot = swarm.stay("ann").donor._snapshot
-    assert state is not None
+    assert found is not None
+    state, donor = found
+    assert donor == "ann"
     assert snapshot is not None
     sent = dict(zip([entry.name for entry in snapshot.header.tensors], snapshot.tensors, strict=True))
     assert all(torch.equal(sent[f"anchor/{name}"], tensor) for name, tensor in state.anchor.items())
@@ -127,7 +130,7 @@ async def test_what_a_newcomer_adopts_is_what_the_donor_sent(tmp_path: Path) -> 
     assert state.round == snapshot.header.round
     assert await newcomer.fetch([member], 10**6, None) is None
     assert await newcomer.fetch([member], 0, "another origin") is None
-    assert "origin" in told[-1]
+    assert "origin" in list(tail.read(tmp_path / "ben.jsonl"))[-1]["detail"]
     swarm.daemons["ann"].stop()
     await swarm.end()
     await network.close()
@@ -340,6 +343,32 @@ async def test_a_peer_that_leaves_breaks_off_what_a_newcomer_reads(tmp_path: Pat
     request = StateRequest(protocol=STATE_PROTOCOL, run_id=swarm.run.run_id, peer_id="eve", round=0)
     await donor.serve(Leaving(), request)
     assert heard == ["state_header", *["state_chunk"] * 3, "abort"]
+    await swarm.stop()
+
+
+async def test_a_pause_breaks_off_a_first_download_which_begins_again_after_it(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, tiny_run(rounds=100_000))
+    swarm.join("ann")
+    await swarm.until(lambda: bool(swarm.events("ann", "round")))
+    donor = swarm.stay("ann").donor
+    serve, asked, going = donor.serve, 0, asyncio.Event()
+
+    async def stuck(stream: Stream, request: StateRequest) -> None:
+        nonlocal asked
+        asked += 1
+        await going.wait()
+        await serve(stream, request)
+
+    donor.serve = stuck  # type: ignore[method-assign]
+    swarm.join("ben")
+    await swarm.until(lambda: asked == 1)
+    Home(tmp_path / "ben").pause()
+    await swarm.until(lambda: bool(swarm.events("ben", "pause")))
+    going.set()
+    Home(tmp_path / "ben").resume()
+    await swarm.until(lambda: bool(swarm.events("ben", "round")))
+    assert asked == 2
+    assert [event["event"] for event in swarm.events("ben")][:3] == ["pause", "catch-up", "start"]
     await swarm.stop()
 
 
