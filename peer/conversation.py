@@ -24,7 +24,7 @@ from peer.wire.peer_pb2 import Message
 
 FAREWELL_S = 0.5
 LONGEST_S = 3600.0
-"""No exchange takes longer; what ends one earlier is silence."""
+"""The deadline of a single message; what ends an exchange earlier is silence."""
 
 TELL_S = 0.05
 """How often the partner is told what has arrived."""
@@ -76,13 +76,12 @@ class Conversation:
         """Return when the exchange has ended; a lost or silent partner is an ending like any other."""
         listening, computing = asyncio.create_task(self._listen()), asyncio.create_task(self._compute())
         speaking = asyncio.create_task(self._speak())
-        tasks, began_s = (listening, computing, speaking), time.monotonic()
+        tasks = (listening, computing, speaking)
         try:
             while not speaking.done():
                 if self._computing:  # it is for us to go on
                     self._moved_s = time.monotonic()
-                now_s = time.monotonic()
-                left_s = min(self._moved_s + self._silence_s, began_s + LONGEST_S) - now_s
+                left_s = self._moved_s + self._silence_s - time.monotonic()
                 if left_s <= 0:
                     self._exchange.lost("silent", f"nothing more came for {self._silence_s:.0f} s")
                     break

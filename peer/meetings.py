@@ -286,6 +286,9 @@ class Meetings:
         decision = talk.why()
         if talk.applied and self._apply(talk):
             self._note(talk)
+        elif talk.applied:
+            detail = "this peer had left when it learned that the partner has the correction"
+            self._account.failed(talk.partner, Decision(False, "in-doubt", detail), *talk.bytes)
         elif talk.declined is not None or decision.reason in PASSING:
             self._account.declined(talk.partner, decision, *talk.bytes, talk.rest_s)
         else:

@@ -44,7 +44,7 @@ LANDING_TICK_S = 0.01
 BOUNDARY_S = 600.0
 TEND_S = 1.0
 LONGEST_REST_S = 60.0
-"""After donors that gave nothing others are asked a second later, then two, and so on up to this."""
+"""After donors that gave nothing somebody is asked again two seconds later, then four, and so on up to this."""
 
 CHECKPOINT_SHARE = 0.05
 """Saving takes at most this share of the time, so large models on slow disks are not saved every round."""
